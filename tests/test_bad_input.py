@@ -22,10 +22,15 @@ from oxillama import (
     SchedulerConfig,
     TokenizerError,
 )
+from oxillama.gguf import GgufWriter
+from oxillama.gguf.keys import Keys
+from oxillama.gguf.layout import checked_alignment
 from oxillama.grammar.automaton import GrammarLimits
-from oxillama.model.rope import RopeOverrides
+from oxillama.lora.file import read_gguf_lora
+from oxillama.model.rope import RopeOverrides, rope_from_keys
 from oxillama.options import Options
 from oxillama.server.settings import ServerConfig
+from oxillama.tokenizer import TokenizerBridge
 
 GREEDY = SamplerConfig.greedy()
 
@@ -595,3 +600,46 @@ def test_a_field_that_a_config_has_not_comes_with_the_one_that_is_meant(config, 
     place = f"{name}: is not a field of {config.__name__}"
     with pytest.raises(ConfigError, match=f"^{re.escape(place + told)}"):
         config(**{name: 1})
+
+
+LONG = "x" * 100_000
+
+
+def _of_a_vocabulary(**keys):
+    named = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
+    TokenizerBridge.from_metadata({"tokenizer.ggml.tokens": ["a"], **named})
+
+
+def _of_an_adapter(place, **keys):
+    with GgufWriter(place / "a.gguf", "llama") as writer:
+        for name, value in {"general.type": "adapter", "adapter.type": "lora", **keys}.items():
+            writer.add(name, value)
+    read_gguf_lora(place / "a.gguf")
+
+
+def _rotated(value):
+    keys = Keys({"a.context_length": 8, "a.rope.scaling.type": value}, "a")
+    rope_from_keys(keys, 4, base_key="rope.freq_base", base=1e4, factors=None, scaled=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    (
+        ("general.alignment", lambda place: checked_alignment(LONG)),
+        ("tokenizer.ggml.model", lambda place: _of_a_vocabulary(model=LONG)),
+        (
+            "tokenizer.ggml.pre",
+            lambda place: _of_a_vocabulary(model="gpt2", pre=LONG, merges=["a a"]),
+        ),
+        ("rope.scaling.type", lambda place: _rotated(LONG)),
+        ("adapter.lora.alpha", lambda place: _of_an_adapter(place, **{"adapter.lora.alpha": LONG})),
+        (
+            "adapter.lora.alpha",
+            lambda place: _of_an_adapter(place, **{"adapter.lora.alpha": [LONG]}),
+        ),
+    ),
+)
+def test_an_error_shows_the_beginning_of_a_long_text_in_a_file(name, read, tmp_path):
+    with pytest.raises(oxillama.OxillamaError, match=f"{name}: found") as told:
+        read(tmp_path)
+    assert len(str(told.value)) < 2000

@@ -73,7 +73,7 @@ def checked_alignment(value: object, what: str = "general.alignment") -> int:
     two.
     """
     if type(value) is not int or value < 1 or value & (value - 1):
-        raise GgufError(f"{what}: found {value!r}, wanted a power of two")
+        raise GgufError(f"{what}: found {value!r:.60}, wanted a power of two")
     return value
 
 

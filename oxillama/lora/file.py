@@ -103,7 +103,9 @@ def _check_keys(metadata: Mapping[str, Any], label: str) -> None:
             raise LoraError(f"{label}: {key}: found {found!r:.60}, wanted {wanted!r}{what}")
     found = metadata.get("general.architecture")
     if not isinstance(found, str) or not found:
-        raise LoraError(f"{label}: general.architecture: found {found!r}, wanted the base's name")
+        raise LoraError(
+            f"{label}: general.architecture: found {found!r:.60}, wanted the base's name"
+        )
     for key in metadata:
         if key.startswith("general.") or key in ("adapter.type", "adapter.lora.alpha", *_INERT):
             continue
@@ -121,7 +123,7 @@ def fits_float32(value: Any) -> bool:
 
 def _alpha(value: Any, label: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits_float32(value):
-        raise LoraError(f"{label}: adapter.lora.alpha: found {value!r}, wanted a finite number")
+        raise LoraError(f"{label}: adapter.lora.alpha: found {value!r:.60}, wanted a finite number")
     return float(value)
 
 

@@ -46,7 +46,7 @@ def check_base(reader: GgufReader, lora: LoraFile) -> None:
     label, arch = lora.label, reader.metadata.get("general.architecture")
     if lora.architecture != arch:
         raise LoraError(
-            f"{label}: general.architecture: found {lora.architecture!r}, the model is {arch!r}"
+            f"{label}: general.architecture: found {lora.architecture!r:.60}, the model is {arch!r}"
         )
     for name, pair in lora.pairs.items():
         info = reader.tensors.get(name)

@@ -319,8 +319,8 @@ def rope_from_keys(
             inv_freq = inv_freq * _dynamic(keys, scaling, dims)
         elif scaling.kind != "longrope" or far is None:
             raise ModelError(
-                f"{keys.arch}.rope.scaling.type: found {scaling.kind!r}, wanted 'none', 'linear', "
-                "'yarn', 'dynamic' or, with its factors, 'longrope'"
+                f"{keys.arch}.rope.scaling.type: found {scaling.kind!r:.60}, wanted 'none', "
+                "'linear', 'yarn', 'dynamic' or, with its factors, 'longrope'"
             )
         elif scaling.factor != 1.0:
             raise ModelError(  # one program divides by it, others make a magnitude of it

@@ -42,7 +42,7 @@ class BpeEncoder:
     def __init__(self, vocabulary: Vocabulary, *, allow_unknown_pre: bool = False) -> None:
         if vocabulary.pre not in SPLITS and not allow_unknown_pre:
             raise TokenizerError(
-                f"tokenizer.ggml.pre: found {vocabulary.pre!r}, wanted one of "
+                f"tokenizer.ggml.pre: found {vocabulary.pre!r:.60}, wanted one of "
                 f"{', '.join(sorted(SPLITS))}"
             )
         self._tables = BpeTables(packed(vocabulary.tokens), packed(vocabulary.merges), BYTE_TO_CHAR)

@@ -94,7 +94,7 @@ class TokenizerBridge:
         encoder = _ENCODERS.get(vocabulary.model)
         if encoder is None:
             raise TokenizerError(
-                f"tokenizer.ggml.model: found {vocabulary.model!r}, wanted one of gpt2, "
+                f"tokenizer.ggml.model: found {vocabulary.model!r:.60}, wanted one of gpt2, "
                 f"{', '.join(_ENCODERS)}"
             )
         return cls(vocabulary, encoder(vocabulary))

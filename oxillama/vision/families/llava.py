@@ -43,7 +43,7 @@ def _llava(e: ImageEncoder, fit: Fit | None) -> Processor:
         return square
     if kind != "spatial_unpad" or len(points) % 2 or not points:
         raise ModelError(
-            f"clip.vision.mm_patch_merge_type: found {kind!r} with {len(points)} numbers of "
+            f"clip.vision.mm_patch_merge_type: found {kind!r:.60} with {len(points)} numbers of "
             f"pinpoints, wanted 'spatial_unpad' with pairs of them, or 'flat' without any"
         )
     pairs = tuple(zip(points[::2], points[1::2]))
