@@ -992,6 +992,29 @@ def test_scores_of_hy3_are_normed_where_the_configuration_does_not_say(tmp_path)
     assert keys_of("HYV3ForCausalLM", config)["expert_weights_norm"] is False
 
 
+def test_a_softmax_over_the_chosen_experts_of_cohere_2_needs_no_norm():
+    """As its class in transformers computes it, which then ignores `norm_topk_prob`."""
+    golden = golden_of("cohere2_moe")["config"]
+    for scores, norm, wanted in (
+        ("softmax", True, True),
+        ("softmax", False, True),
+        ("sigmoid", True, True),
+        ("sigmoid", False, False),
+    ):
+        config = golden | {"expert_selection_fn": scores, "norm_topk_prob": norm}
+        found = keys_of("Cohere2MoeForCausalLM", config)
+        assert found["expert_weights_norm"] is wanted
+
+
+def test_groups_of_experts_are_in_the_file_where_the_choice_is_by_group():
+    """A greedy choice of DeepSeek V2 is among all experts, whatever groups there are."""
+    config = EXPERTS | {"qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    config |= {"kv_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
+    for method, wanted in (("greedy", 1), ("group_limited_greedy", 2), ("noaux_tc", 2)):
+        found = keys_of("DeepseekV2ForCausalLM", config | {"topk_method": method})
+        assert found["expert_group_count"] == wanted and found["expert_group_used_count"] == 1
+
+
 def saved_anew(name, tmp_path, config, rename=lambda name: name):
     """The golden and the reader of a file of its folder as transformers 5 saves it: with other
     words in config.json (None: without the key), and other names of tensors.

@@ -285,6 +285,10 @@ def deepseek2(h: Hyper, k: Keys) -> None:
         k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
     if h.flag("norm_topk_prob"):
         k.flag("expert_weights_norm", True)
+    if h.get("topk_method") == "greedy" and h.get("n_group", default=1) != 1:
+        # chosen among all experts, whatever groups the configuration counts
+        k.u32("expert_group_count", 1)
+        k.u32("expert_group_used_count", 1)
     k.u32("rope.dimension_count", rope)
     log_multiplier(h, k, times=0.1)
 
@@ -429,7 +433,9 @@ def cohere2_moe(h: Hyper, k: Keys) -> None:
         k.u32("expert_shared_feed_forward_length", width * shared)
     kinds = h.strings("mlp_layer_types", h.layers) or ["sparse"] * h.layers
     k.u32("leading_dense_block_count", kinds.index("sparse") if "sparse" in kinds else h.layers)
-    k.flag("expert_weights_norm", h.flag("norm_topk_prob"))
+    # a softmax is taken over the chosen experts alone, whose weights sum to 1 in any case
+    chosen = h.get("expert_selection_fn") == "softmax"
+    k.flag("expert_weights_norm", chosen or h.flag("norm_topk_prob"))
     k.u32("rope.dimension_count", partial_rotation(h))
     k.text("rope.scaling.type", "none")
 
