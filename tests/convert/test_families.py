@@ -1015,6 +1015,15 @@ def test_groups_of_experts_are_in_the_file_where_the_choice_is_by_group():
         assert found["expert_group_count"] == wanted and found["expert_group_used_count"] == 1
 
 
+def test_a_least_sum_of_ernies_experts_that_tells_is_refused():
+    """transformers divides by it where the weights of the chosen experts sum to less."""
+    config = golden_of("ernie4_5_moe")["config"]
+    for least in (1e-12, 0.0, None):
+        keys_of("Ernie4_5_MoeForCausalLM", config | {"moe_norm_min": least})
+    with pytest.raises(ConvertError, match="moe_norm_min: found 0.3, wanted at most 1e-06"):
+        keys_of("Ernie4_5_MoeForCausalLM", config | {"moe_norm_min": 0.3})
+
+
 def saved_anew(name, tmp_path, config, rename=lambda name: name):
     """The golden and the reader of a file of its folder as transformers 5 saves it: with other
     words in config.json (None: without the key), and other names of tensors.

@@ -526,6 +526,11 @@ def ernie4_5_moe(h: Hyper, k: Keys) -> None:
     """Routed layers from the first to the last of a range, which the file says as its beginning."""
     h.must_be("hidden_act", "silu")
     h.must_be("moe_layer_end_index", -1, h.layers - 1)
+    if h.number("moe_norm_min", default=0.0) > 1e-6:
+        raise ConvertError(
+            f"{h.label}: moe_norm_min: found {h.number('moe_norm_min')}, wanted at most 1e-06: "
+            "weights of experts are divided by their sum"
+        )
     common(h, k)
     k.u32("expert_count", h.integer("moe_num_experts"))
     k.u32("expert_used_count", h.integer("moe_k"))
