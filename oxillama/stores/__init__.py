@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from oxillama.errors import ConfigError, GgufError, GgufNotFound
 from oxillama.stores.converted import (
@@ -69,10 +70,11 @@ __all__ = [
 _REPO = re.compile(
     r"^(?:hf://|hf\.co/|huggingface\.co/)?(?P<repo>\w[\w.-]*/[\w.-]+)(?::(?P<file>[^:]+))?$"
 )
-# a page or a file of the hub, as a browser shows it
+# a page or a file of the hub, as a browser or huggingface_hub shows it
 _PAGE = re.compile(
-    r"^https?://(?:www\.)?(?:hf\.co|huggingface\.co)/(?P<repo>\w[\w.-]*/[\w.-]+)"
-    r"(?:/(?:resolve|blob)/[^/]+/(?P<file>[^?#]+)|/tree/.*)?/?(?:[?#].*)?$"
+    r"^(?:(?:https?://(?:www\.)?)?(?:hf\.co|huggingface\.co)|hf:/)/(?P<repo>\w[\w.-]*/[\w.-]+)"
+    r"(?:@[^/]+)?(?:/(?:resolve|blob)/[^/]+/(?P<file>[^?#]+)|/tree/.*|/(?P<direct>[^?#]+\.gguf))?"
+    r"/?(?:[?#].*)?$"
 )
 _EXPLICIT = ("hf://", "hf.co/", "huggingface.co/")
 
@@ -127,6 +129,8 @@ def located(
     match = _REPO.match(source)
     file_of_store = match is not None and match["file"] is not None
     here = os.path.exists(path)
+    if match is None and not here and source.startswith(("file:", *_EXPLICIT)):
+        raise an_address(source)
     if here or (source.endswith(".gguf") and not file_of_store):
         if file is not None:
             raise ConfigError(f"file: found {file!r} and the file {source}, wanted one of them")
@@ -136,12 +140,18 @@ def located(
 
 
 def an_address(source: str) -> GgufNotFound:
-    """The error for a web address in a model's place, with the name of what is there on the hub."""
+    """The error for an address in a model's place, with the name of what is there: on the hub, or
+    on this machine.
+    """
+    if source.startswith("file:"):
+        path = unquote(urlsplit(source).path) or "a file"
+        return GgufNotFound(f"{source}: found an address, wanted the path alone: {path}")
     page = _PAGE.match(source)
     name = "OWNER/NAME[:FILE]" if page is None else ":".join(filter(None, page.groups()))
+    kind = "a web address" if source.startswith("http") else "an address"
     return GgufNotFound(
-        f"{source}: found a web address, wanted {name} of the Hugging Face hub, or a file that has "
-        "been downloaded"
+        f"{source}: found {kind}, wanted {name} of the Hugging Face hub, or a file that has been "
+        "downloaded"
     )
 
 

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -152,6 +153,22 @@ def test_a_web_address_is_no_file_and_names_what_is_there(address, name, capsys)
         stores.located(address)
     assert main(["pull", address]) == 1
     assert capsys.readouterr().err.startswith(f"oxillama: {address}: found a web address, wanted")
+
+
+@pytest.mark.parametrize(
+    ("address", "wanted"),
+    [
+        ("hf://owner/some/Q4/m.gguf", "wanted owner/some:Q4/m.gguf of the Hugging Face hub"),
+        ("hf://owner/some@main/m.gguf", "wanted owner/some:m.gguf of the Hugging Face hub"),
+        ("hf.co/owner/some/resolve/main/m.gguf", "wanted owner/some:m.gguf of the Hugging Face"),
+        ("hf://owner/some/discussions", "wanted OWNER/NAME[:FILE] of the Hugging Face hub"),
+        ("file:///models/a%20b.gguf", "wanted the path alone: /models/a b.gguf"),
+        ("file:/models/m.gguf", "wanted the path alone: /models/m.gguf"),
+    ],
+)
+def test_an_address_of_a_file_names_what_is_there(address, wanted):
+    with pytest.raises(GgufNotFound, match=re.escape(f"{address}: found an address, {wanted}")):
+        oxillama.load(address)
 
 
 def test_a_tilde_is_the_home_folder(home):
