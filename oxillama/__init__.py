@@ -80,6 +80,7 @@ _HOMES = {
         "RoundsExhausted",
         "SamplingError",
         "SnapshotIncompatible",
+        "SnapshotNotFound",
         "SpecSnapshotIncompatible",
         "TemplateError",
         "TokenizerError",

@@ -82,6 +82,7 @@ from oxillama.errors import RewindError as RewindError
 from oxillama.errors import RoundsExhausted as RoundsExhausted
 from oxillama.errors import SamplingError as SamplingError
 from oxillama.errors import SnapshotIncompatible as SnapshotIncompatible
+from oxillama.errors import SnapshotNotFound as SnapshotNotFound
 from oxillama.errors import SpecSnapshotIncompatible as SpecSnapshotIncompatible
 from oxillama.errors import TemplateError as TemplateError
 from oxillama.errors import TokenizerError as TokenizerError

@@ -20,7 +20,16 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 import numpy as np
 
 from oxillama._core.kernels import cpu_info
-from oxillama.arguments import checked_flag, checked_ids, separated, spelled, whole
+from oxillama.arguments import (
+    checked_flag,
+    checked_ids,
+    listable,
+    path_of,
+    refuse_resumable,
+    separated,
+    spelled,
+    whole,
+)
 from oxillama.completion import Completion, Piece
 from oxillama.embedded import embedded_path
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
@@ -386,7 +395,7 @@ class InferenceEngine:
         keeps its pages.
         """
         make, wanted = self._asked(options)
-        if not resumable:
+        if not checked_flag("resumable", resumable):
             return self._submit(make, prompt, session, wanted)
         return self._loaded.set_last(
             self._submit(self._loaded.default_session.retaining(make), prompt, session, wanted)
@@ -405,7 +414,7 @@ class InferenceEngine:
         If the engine's queue is full, this waits until one of the earlier requests has ended;
         QueueFull if all of them have ended.
         """
-        if isinstance(prompts, (str, bytes, Mapping)) or not hasattr(prompts, "__iter__"):
+        if isinstance(prompts, (str, bytes, Mapping)) or not listable(prompts):
             raise ConfigError(
                 f"submit_each: found {type(prompts).__name__}, wanted a list of prompts; `submit` "
                 "takes one"
@@ -548,6 +557,7 @@ class InferenceEngine:
         `generate` or `stream` with a single prompt. With `best_of` that is the session of the
         completion returned; after several completions there is none. A session takes one prompt.
         """
+        refuse_resumable(options)
         found, many = separated(prompt, in_session=session is not None)
         if many:
             return all_finished(self.submit_each(found, session=session, **options))
@@ -563,6 +573,7 @@ class InferenceEngine:
         """An iterator of the completion's pieces as they are generated; `.text` of each is whole
         UTF-8. Closing or dropping it stops the generation.
         """
+        refuse_resumable(options)
         _only_one({**options})
         return Stream(_single(self._begin(prompt, resumable=True, session=session, **options)))
 
@@ -686,6 +697,7 @@ class InferenceEngine:
         With `stream`, an iterator of `ChatEvent`s: their `.text` is the answer, and the last one
         holds the completion.
         """
+        refuse_resumable(options)
         if checked_flag("stream", stream):
             _only_one({**options})
         request = self._begin_chat(messages, resumable=True, session=session, **options)
@@ -885,6 +897,8 @@ class InferenceEngine:
         the adapters that the session used. ModelFingerprintMismatch for another model,
         SnapshotIncompatible for any other difference.
         """
+        if isinstance(loras, (str, bytes, Mapping)) or not listable(loras):
+            raise ConfigError(f"loras: found {type(loras).__name__}, wanted a list of files")
         saved = EngineSnapshot.inspect(data)
         model = embedded_path() if model_path is None else located(model_path)
         saved.model.verify(model)
@@ -914,7 +928,7 @@ class InferenceEngine:
     ) -> InferenceEngine:
         """`resume` from a file of `snapshot_to_file`."""
         return cls.resume(
-            Path(path),
+            path_of("resume_from_file", path),
             model_path,
             processors=processors,
             loras=loras,
@@ -940,7 +954,7 @@ class InferenceEngine:
         self, path: str | Path, *, processors: Sequence[Callable[..., Any]] = ()
     ) -> Session:
         """`restore` from a file."""
-        return self.restore(Path(path), processors=processors)
+        return self.restore(path_of("restore_from_file", path), processors=processors)
 
     def save_prefixes(self, path: str | Path) -> int:
         """Write the stored prefixes to a file for `load_prefixes` of another engine with the same

@@ -7,11 +7,13 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Set
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import wraps
 from operator import index
+from os import PathLike
+from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -228,10 +230,12 @@ _UNSET = _Unset()
 def spelled(target: Target) -> Target:
     """A function, or a class with all its methods, whose signature names every option of its
     `**options: Unpack[...]`: notebooks and shells complete what `inspect.signature` tells.
+    ConfigError for an option that is given without its name.
     """
     if isinstance(target, type):
-        for method in vars(target).values():
-            spelled(method)
+        for name, method in [*vars(target).items()]:
+            if isinstance(method, FunctionType):
+                setattr(target, name, spelled(method))
     if not isinstance(target, FunctionType):
         return target
     signature = inspect.signature(target)
@@ -249,8 +253,35 @@ def spelled(target: Target) -> Target:
             )
             for name, kind in options.items()
         ]
+        target = _named_alone(target, own)
         target.__signature__ = signature.replace(parameters=own + named)  # type: ignore[attr-defined]
     return target
+
+
+def _named_alone(function: Any, own: Iterable[inspect.Parameter]) -> Any:
+    """The function, with a ConfigError for more values without a name than it has parameters."""
+    places = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
+    shown = [name for name in places if name not in ("self", "cls")]
+
+    def check(given: int) -> None:
+        if given > len(places):
+            hidden = len(places) - len(shown)
+            raise ConfigError(
+                f"{function.__name__}: found {given - hidden} arguments without a name, wanted at "
+                f"most {len(shown)} ({', '.join(shown)}): options are given by name"
+            )
+
+    @wraps(function)
+    def plain(*args: Any, **given: Any) -> Any:
+        check(len(args))
+        return function(*args, **given)
+
+    @wraps(function)
+    async def waiting(*args: Any, **given: Any) -> Any:
+        check(len(args))
+        return await function(*args, **given)
+
+    return waiting if inspect.iscoroutinefunction(function) else plain
 
 
 def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -263,6 +294,30 @@ def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
             raise ConfigError(f"{name}: found together with {first[own]}, wanted one of them")
         out[own], first[own] = value, name
     return out
+
+
+@contextmanager
+def as_written(given: Iterable[str], names: Mapping[str, str]) -> Iterator[None]:
+    """A context manager in which a ConfigError names an argument as it was given, not as `renamed`
+    calls it.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        own, colon, rest = str(error).partition(":")
+        for name in given:
+            if colon and names.get(name) == own:
+                error.args = (f"{name}:{rest}",)
+        raise
+
+
+def refuse_resumable(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the option `resumable` of a method whose requests always are."""
+    if "resumable" in options:
+        raise ConfigError(
+            f"resumable: found {options['resumable']!r:.50}, wanted it left out: a prompt of None "
+            "continues what this method generates (submit takes it)"
+        )
 
 
 def unknown(name: str, known: Iterable[str], *, place: str) -> ConfigError:
@@ -313,11 +368,32 @@ def whole(name: str, value: Any, least: int) -> int:
     return number
 
 
+def is_one_of(value: Any, choices: Iterable[Any]) -> bool:
+    """Whether a value is one of these texts and constants; an array, which compares item by item,
+    is none of them.
+    """
+    if isinstance(value, str):
+        return value in choices
+    return any(value is each for each in choices)
+
+
+def listable(value: Any) -> bool:
+    """Whether a value has items; an array without dimensions has none."""
+    return hasattr(value, "__iter__") and getattr(value, "ndim", 1) != 0
+
+
 def checked_flag(name: str, value: Any) -> bool:
     """A value that is True or False; ConfigError otherwise."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name}: found {value!r:.50}, wanted True or False")
     return value
+
+
+def path_of(name: str, value: Any) -> Path:
+    """A path of any type; ConfigError otherwise."""
+    if not isinstance(value, (str, PathLike)):
+        raise ConfigError(f"{name}: found {type(value).__name__}, wanted a path")
+    return Path(value)
 
 
 def seconds(name: str, value: Any) -> float:
@@ -339,8 +415,7 @@ def separated(prompt: Any, *, in_session: bool = False) -> tuple[Any, bool]:
     if (
         prompt is None
         or isinstance(prompt, (str, bytes, bytearray, memoryview, Mapping, set, frozenset))
-        or not hasattr(prompt, "__iter__")
-        or getattr(prompt, "ndim", 1) == 0
+        or not listable(prompt)
     ):
         return prompt, False
     items = prompt if isinstance(prompt, list) else list(prompt)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 
 from oxillama.api import InferenceEngine, naming
-from oxillama.arguments import checked_flag, separated, spelled, whole
+from oxillama.arguments import checked_flag, refuse_resumable, separated, spelled, whole
 from oxillama.completion import Completion, Piece
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig
 from oxillama.engine.embedding import (
@@ -160,6 +160,7 @@ class AsyncEngine:
         """The completion of a prompt, or of each prompt of a list; an error of one cancels the
         others. If the engine's queue is full, prompts of a list wait until one of them has ended.
         """
+        refuse_resumable(options)
         prompt, many = separated(prompt, in_session=session is not None)
         if many:
             # what is an iterator counts for every prompt
@@ -175,6 +176,7 @@ class AsyncEngine:
         self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[Piece]:
         """The pieces of a completion as they are generated."""
+        refuse_resumable(options)
         request = self.engine.submit(prompt, resumable=True, session=session, **options)
         async for piece in aiter(request):
             yield piece
@@ -269,6 +271,7 @@ class AsyncEngine:
         """The reply to a conversation. With `stream`, an iterator of its events: `async for event
         in await engine.chat(..., stream=True)`.
         """
+        refuse_resumable(options)
         checked_flag("stream", stream)
         request = self.engine.submit_chat(messages, resumable=True, session=session, **options)
         return _Events(request) if stream else await request

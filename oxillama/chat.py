@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oxillama.arguments import GOES_ON
+from oxillama.arguments import GOES_ON, listable
 from oxillama.completion import Completion, Piece
 from oxillama.engine.generation import SharedVocabulary
 from oxillama.errors import ConfigError, TemplateError, not_pickled
@@ -167,7 +167,7 @@ class Chat:
         tool_format: str | ToolCallFormat | None,
         variables: Mapping[str, Any],
     ) -> TemplateText:
-        if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
+        if isinstance(messages, (str, bytes, Mapping)) or not listable(messages):
             raise ConfigError(
                 f"messages: found {type(messages).__name__}, wanted a list of messages such as "
                 '[{"role": "user", "content": ...}]'
@@ -206,8 +206,9 @@ class Chat:
         if not isinstance(parse_special, bool):
             raise ConfigError(f"parse_special: found {parse_special!r}, wanted True or False")
         tools = _listed(tools)
-        if not isinstance(template or {}, Mapping) or not all(
-            isinstance(name, str) and name not in _GIVEN for name in template or ()
+        if template is not None and not (
+            isinstance(template, Mapping)
+            and all(isinstance(name, str) and name not in _GIVEN for name in template)
         ):
             raise ConfigError(
                 f"template: found {template!r:.80}, wanted a dict of further variables, none of "
@@ -215,7 +216,7 @@ class Chat:
             )
         found: list[MediaPart] = []
         conversation: Any = messages
-        if hasattr(messages, "__iter__") and not isinstance(messages, (str, bytes, Mapping)):
+        if listable(messages) and not isinstance(messages, (str, bytes, Mapping)):
             conversation, found = split_media(messages)
         notation = options.get("tool_format")
         variables = {"add_generation_prompt": True, **(template or {})}
@@ -251,11 +252,13 @@ class Chat:
 
 def _listed(tools: Sequence[Any] | None) -> list[Any] | None:
     """Tools as a request lists them, None for none; ConfigError for what is no list."""
-    if isinstance(tools, (str, bytes, Mapping)) or not hasattr(tools or (), "__iter__"):
+    if tools is None:
+        return None
+    if isinstance(tools, (str, bytes, Mapping)) or not listable(tools):
         raise ConfigError(f"tools: found {type(tools).__name__}, wanted a list of tools")
     return [
         tool_of(tool).listed() if callable(tool) or isinstance(tool, Tool) else tool
-        for tool in tools or ()
+        for tool in tools
     ] or None
 
 

@@ -60,12 +60,20 @@ def target_of(path: str | os.PathLike[str]) -> str:
     """
     if "\0" in os.fspath(path):
         raise OSError(errno.EINVAL, "a name with a zero byte", path)
-    target = os.path.realpath(path)
+    try:
+        target = os.path.realpath(path)
+    except UnicodeEncodeError:
+        name = ascii(os.fspath(path))
+        raise OSError(errno.EINVAL, "a name with a lone surrogate", name) from None
     try:
         mode = os.stat(target).st_mode
     except FileNotFoundError:
         # the folder must be there, and be one
-        os.stat(os.path.join(os.path.dirname(target), ""))
+        folder = os.path.dirname(target)
+        try:
+            os.stat(os.path.join(folder, ""))
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder", folder) from None
         return target
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, "a folder, wanted a file", path)

@@ -7,6 +7,7 @@ from it, so existing `except ValueError` clauses keep working.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -262,6 +263,17 @@ class SnapshotIncompatible(OxillamaError, ValueError):
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
         self.detail = detail
+
+
+class SnapshotNotFound(SnapshotIncompatible, FileNotFoundError):
+    """There is no file at the path of a snapshot."""
+
+    def __init__(self, detail: str, path: str | None = None) -> None:
+        super().__init__(detail)
+        self.errno, self.strerror, self.filename = errno.ENOENT, "no such file", path
+
+    def __str__(self) -> str:
+        return self.detail
 
 
 class SpecSnapshotIncompatible(SnapshotIncompatible):

@@ -14,8 +14,10 @@ import numpy as np
 from oxillama.arguments import (
     CONFIG_NAMES,
     OPTION_NAMES,
+    as_written,
     checked_flag,
     checked_ids,
+    listable,
     named_fields,
     renamed,
     seconds,
@@ -289,6 +291,8 @@ class Options:
         """Options from keyword arguments, including a sampler's fields. ConfigError for an unknown
         name and for a value given in two ways.
         """
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"options: found {type(given).__name__}, wanted options by name")
         own = renamed(given, OPTION_NAMES)
         for name in own:
             cls.check_name(name)
@@ -301,11 +305,14 @@ class Options:
             if twice:
                 raise ConfigError(f"{twice[0]}: found in sampling_fields too, wanted it once")
             own["sampling_fields"] = {**(both or {}), **fields_given}
-        return cls(**own)
+        with as_written(given, OPTION_NAMES):
+            return cls(**own)
 
     @classmethod
     def check_name(cls, name: str) -> None:
         """ConfigError for a name that is neither an option nor a sampler's field."""
+        if not isinstance(name, str):
+            raise ConfigError(f"options: found {name!r:.50}, wanted the name of an option")
         if name in _OF_LOAD and name not in _OPTIONS:
             raise ConfigError(f"{name}: is not an option of generate; load(...) takes it")
         if name not in _OPTIONS:
@@ -380,7 +387,7 @@ def _listed(name: str, value: Any) -> Any:
         return None if name == "choices" else ()
     if name == "stop" and isinstance(value, str):
         return value
-    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
+    if isinstance(value, (str, bytes, Mapping)) or not listable(value):
         wanted = "a text or a list of texts" if name == "stop" else "a list"
         raise ConfigError(f"{name}: found {value!r:.50}, wanted {wanted}")
     if name in ("stop_token_ids", "shown_tokens"):

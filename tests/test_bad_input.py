@@ -3,6 +3,7 @@ guess, no crash, no wait without an end.
 """
 
 import asyncio
+import pickle
 import re
 import threading
 from functools import partial
@@ -104,7 +105,7 @@ def test_what_a_processor_returns_is_logits(engine, returned):
             {"num_speculative": 3, "seed": 4},
         ),
         (oxillama.AsyncSpecConfig, {"spec_k": 2, "max_tokens": 3, "draft_threads": 1}),
-        (partial(oxillama.Candidates, None), {"most": 3}),
+        (partial(oxillama.Candidates, oxillama.LookupDrafter()), {"most": 3}),
         (oxillama.Budget, {"ram_bytes": 1 << 30}),
         (oxillama.PinnedHotSet, {"ram_bytes": 1, "pin_last_n_layers": 2, "prefetch_n_ahead": 1}),
         (RopeOverrides, {"rope_freq_base": 1e4, "rope_freq_scale": 0.5}),
@@ -643,3 +644,208 @@ def test_an_error_shows_the_beginning_of_a_long_text_in_a_file(name, read, tmp_p
     with pytest.raises(oxillama.OxillamaError, match=f"{name}: found") as told:
         read(tmp_path)
     assert len(str(told.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            lambda e: e.generate("Once", GREEDY),
+            "generate: found 2 arguments without a name, .*prom",
+        ),
+        (lambda e: e.stream("Once", 5), "stream: found 2 arguments without a name"),
+        (lambda e: e.chat([], [], []), "chat: found 3 arguments .* at most 1 .messages."),
+        (lambda e: asyncio.run(AsyncEngine(e).generate("Once", 5)), "generate: found 2 arguments"),
+        (
+            lambda e: oxillama.load("a", "b"),
+            "load: found 2 arguments .* wanted at most 1 .model_path",
+        ),
+    ],
+)
+def test_options_are_given_by_name(engine, call, told):
+    with pytest.raises(ConfigError, match=told):
+        call(engine)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda e: e.generate("Once", resumable=True),
+        lambda e: e.generate(["Once"], resumable=True),
+        lambda e: e.stream("Once", resumable=True),
+        lambda e: e.chat([{"role": "user", "content": "Hi"}], resumable=True),
+        lambda e: asyncio.run(AsyncEngine(e).generate(["Once"], resumable=False)),
+        lambda e: asyncio.run(AsyncEngine(e).chat([], resumable=False)),
+    ],
+)
+def test_what_can_always_be_resumed_is_not_told_so(engine, call):
+    with pytest.raises(ConfigError, match="resumable: found .*, wanted it left out"):
+        call(engine)
+
+
+def test_an_error_names_an_option_as_it_was_given(engine):
+    for name, value in (("temp", "hot"), ("n_predict", 0.5), ("repeat_penalty", -1)):
+        with pytest.raises(ConfigError, match=f"^{name}: found {value!r}, wanted"):
+            engine.generate("Once", **{name: value})
+    for name, value in (("n_ctx", "4096"), ("num_ctx", -3), ("n_threads", 0.5)):
+        with pytest.raises(ConfigError, match=f"^{name}: found {value!r}, wanted an integer"):
+            oxillama.load(**{name: value})
+    with pytest.raises(ConfigError, match="^context_size: found '4096'"):
+        oxillama.load(context_size="4096")
+    with engine.session() as session:
+        engine.prefill("Once", session=session)
+        saved = oxillama.EngineSnapshot.inspect(session.snapshot())
+    with pytest.raises(ConfigError, match="^n_ctx: found 'x'"):
+        saved.config(n_ctx="x")
+
+
+ARRAY = np.zeros(3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda e, a: oxillama.EngineConfig(image_fit=a),
+        lambda e, a: oxillama.EngineConfig(prefix_cache=a),
+        lambda e, a: oxillama.DiffusionConfig(order=a),
+        lambda e, a: oxillama.JsonSchemaCompiler(whitespace=a),
+        lambda e, a: oxillama.JsonSchemaCompiler(closed=a),
+        lambda e, a: oxillama.Grammar.from_json_schema(True, strict=a),
+        lambda e, a: oxillama.LookupDrafter(neighbours=a),
+        lambda e, a: oxillama.AsyncSpecConfig(adaptive=a),
+        lambda e, a: oxillama.ReasoningSplitter(opened=a),
+        lambda e, a: e.generate("Once", samplers=[a]),
+        lambda e, a: e.generate("Once", cache_prompt=a),
+        lambda e, a: e.submit("Once", resumable=a),
+        lambda e, a: e.chat([{"role": "user", "content": "Hi"}], tool_choice=a),
+        lambda e, a: e.chat([{"role": "user", "content": "Hi"}], template=a),
+        lambda e, a: e.snapshot(compress=a),
+        lambda e, a: e.embed("Once", pooling=a),
+    ],
+)
+def test_an_array_is_no_flag_and_no_name(engine, call):
+    """Arrays compare item by item, which is neither true nor false."""
+    engine.prefill("Once")
+    with pytest.raises(oxillama.OxillamaError, match=r"^[a-z_]+: found .*array|: found array"):
+        call(engine, ARRAY)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ("stop", "processors", "choices", "samplers", "banned_tokens", "dry_sequence_breakers"),
+)
+def test_an_array_without_dimensions_is_no_list(engine, name):
+    with pytest.raises(ConfigError, match=f"^{name}: found array.'x'"):
+        engine.generate("Once", **{name: np.array("x")})
+    for call in (engine.tokenize_batch, engine.submit_each, engine.embed_batch):
+        with pytest.raises(oxillama.OxillamaError, match="found ndarray, wanted a list"):
+            call(np.array("x"))
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda e: oxillama.TextStream(len, shown=5), "shown: found int, wanted a mapping"),
+        (lambda e: oxillama.TextStream(5), "token_bytes: found int, wanted a function"),
+        (lambda e: oxillama.TextStream(len, pending="x"), "pending: found str, wanted bytes"),
+        (lambda e: oxillama.TokenizerBridge.from_metadata(None), "metadata: found NoneType"),
+        (lambda e: oxillama.split_reasoning("a", 5), "format: found 5, wanted a ReasoningFormat"),
+        (
+            lambda e: oxillama.SamplerConfig.from_dict({1: "x"}),
+            "1: is not a field of SamplerConfig",
+        ),
+        (lambda e: oxillama.PoolingMode("x"), "pooling: found 'x', wanted one of last, mean"),
+        (lambda e: oxillama.Candidates(5), "drafter: found int, wanted a drafter"),
+        (
+            lambda e: oxillama.MemoryPressureProbe(high="x"),
+            "watermarks: found low 0.75 and high 'x'",
+        ),
+        (lambda e: oxillama.NoOpDispatcher().dispatch(5), "call: found int, wanted a ToolCall"),
+        (lambda e: oxillama.ImagePrompt(5), "ids: found int, wanted token ids"),
+        (
+            lambda e: oxillama.ImagePrompt([1], [5]),
+            "media: found .5., wanted a list of PlacedMedia",
+        ),
+        (lambda e: oxillama.EngineConfig.of(5, function="load"), "load: found int, wanted fields"),
+        (lambda e: oxillama.Options.of(5), "options: found int, wanted options by name"),
+        (lambda e: oxillama.GrammarState(5), "grammar: found int, wanted a Grammar"),
+        (lambda e: YES.state(masker=5), "masker: found int, wanted a TokenMasker"),
+        (lambda e: YES.state().advance("yes"), "data: found str, wanted bytes"),
+        (lambda e: YES.state().allows_token(None), "data: found NoneType, wanted bytes"),
+        (lambda e: YES.state().forced("x"), "limit: found 'x', wanted an integer of 0 or more"),
+        (lambda e: YES.matches(5), "text: found int, wanted text, bytes or a list"),
+        (lambda e: YES.matches([None]), "text: found NoneType, wanted text, bytes or a list"),
+        (
+            lambda e: oxillama.JsonSchemaCompiler(limits=5),
+            "limits: found int, wanted GrammarLimits",
+        ),
+        (lambda e: oxillama.SamplerStage([]), r"stage: found \[\], wanted one of"),
+        (lambda e: oxillama.SamplerStage.of([]), r"stage: found \[\], wanted one of"),
+        (lambda e: oxillama.SamplerStage.python([], len), "stage ..: found .*, wanted a callable"),
+        (lambda e: oxillama.SamplerChain(5), "chain: found 5, wanted a list of SamplerStage"),
+        (lambda e: oxillama.SamplerChain.from_config(5), "config: found int, wanted a SamplerConf"),
+        (lambda e: SAMPLER.sample("x"), "logits: found str, wanted a row of real numbers"),
+        (lambda e: SAMPLER.distribution({}), "logits: found dict, wanted a row of real numbers"),
+        (lambda e: SAMPLER.restore(5), "sampler state: found int, wanted bytes"),
+        (lambda e: SAMPLER.set_history([], generated="x"), "set_history: found generated 'x'"),
+        (
+            lambda e: oxillama.SequencePool(1 << 70),
+            "capacity: found 1180591620717411303424, wanted",
+        ),
+        (lambda e: e.restore("a\0b"), "'a.x00b': cannot be the name of a file"),
+        (lambda e: e.restore("\ud800"), "'.ud800': cannot be the name of a file"),
+        (lambda e: e.tokenizer.token_text("x"), "token id: found 'x', wanted 0 to"),
+        (lambda e: e.tokenizer.token_bytes(1.5), "token id: found 1.5, wanted 0 to"),
+        (lambda e: e.tokenizer.is_special(True), "token id: found True, wanted 0 to"),
+        (lambda e: e.tokenizer.decode(5), "ids: found int, wanted token ids"),
+        (lambda e: e.tokenizer.decode(["x"]), "token id: found 'x', wanted 0 to"),
+        (lambda e: e.tokenizer.stream(shown=5), "shown: found int, wanted token ids"),
+        (lambda e: e.tokenizer.token_to_id([]), "text: found list, wanted str"),
+        (lambda e: e.tokenizer.from_tokenizer_json(5), "tokenizer_json: found int, wanted the tex"),
+        (lambda e: e.tokenizer.stream().feed_bytes("x"), "data: found str, wanted bytes"),
+        (lambda e: oxillama.TokenMasker(5), "vocab_bytes: found int, wanted a list of the tokens"),
+        (lambda e: oxillama.TokenMasker([b"a", 5]), r"vocab_bytes\[1\]: found 5, wanted bytes"),
+        (lambda e: oxillama.ToolCallGrammar("hermes", 5), "tools: found int, wanted a list"),
+        (lambda e: oxillama.ToolCallDetector("hermes", names=5), "names: found 5, wanted a list"),
+        (lambda e: oxillama.ToolCallDetector("hermes", parameters=5), "parameters: found 5, want"),
+        (lambda e: e.restore_from_file(5), "restore_from_file: found int, wanted a path"),
+        (lambda e: e.resume_from_file(5), "resume_from_file: found int, wanted a path"),
+        (lambda e: e.resume(b"", loras=5), "loras: found int, wanted a list of files"),
+    ],
+)
+def test_a_value_of_another_type_is_named(engine, call, told):
+    with pytest.raises(oxillama.OxillamaError, match=f"^{told}"):
+        call(engine)
+
+
+SAMPLER = oxillama.Sampler(GREEDY, vocab_size=4)
+YES = oxillama.Grammar.from_choices(["yes"])
+
+
+def test_a_snapshot_that_is_not_there_is_named(engine, tmp_path):
+    path = tmp_path / "none.snap"
+    calls = (
+        oxillama.EngineSnapshot.inspect,
+        engine.restore,
+        engine.restore_from_file,
+        engine.load_prefixes,
+        engine.resume_from_file,
+        oxillama.SpeculativeEngine.resume_from_file,
+    )
+    for call in calls:
+        with pytest.raises(oxillama.SnapshotNotFound) as caught:
+            call(path)
+        error = caught.value
+        assert str(error) == f"{path}: no such file, wanted a saved snapshot"
+        assert isinstance(error, FileNotFoundError)
+        assert isinstance(error, oxillama.SnapshotIncompatible)
+        assert (error.filename, error.strerror) == (str(path), "no such file")
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_folder_that_is_not_there_is_named(engine, tmp_path):
+    engine.prefill("Once")
+    with pytest.raises(OSError, match="a name with a lone surrogate"):
+        engine.snapshot_to_file("\ud800")
+    with pytest.raises(FileNotFoundError, match="there is no such folder: .*none'"):
+        engine.snapshot_to_file(tmp_path / "none" / "a.snap")

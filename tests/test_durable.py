@@ -319,7 +319,7 @@ def test_nothing_is_replaced_but_a_regular_file(tmp_path, monkeypatch):  # invar
         (".", "a folder, wanted a file"),
         ("", "a folder, wanted a file"),
         ("/", "a folder, wanted a file"),
-        ("none/saved", "No such file"),
+        ("none/saved", "there is no such folder"),
         ("file/saved", "Not a directory"),
         ("a\0b", "a zero byte"),
         ("n" * 256, "name too long"),

@@ -365,7 +365,7 @@ def test_a_place_that_cannot_be_written_is_said_before_a_model_is_loaded(
     assert (
         main(["imatrix", str(tmp_path / "text.txt"), "-o", str(tmp_path / "none" / "m.gguf")]) == 1
     )
-    assert "none/m.gguf: cannot be written: No such file or directory" in capsys.readouterr().err
+    assert "none/m.gguf: cannot be written: there is no such folder" in capsys.readouterr().err
 
 
 def test_a_text_file_may_have_a_name_that_is_no_utf_8(tmp_path):

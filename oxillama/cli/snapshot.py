@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from oxillama.errors import SnapshotIncompatible
+from oxillama.errors import SnapshotIncompatible, SnapshotNotFound
 from oxillama.snapshot.session import EngineSnapshot
 
 
@@ -25,6 +25,8 @@ def add_commands(commands) -> None:
 def _info(arguments: argparse.Namespace) -> int:
     try:
         found = EngineSnapshot.inspect(arguments.file)
+    except SnapshotNotFound:
+        raise
     except OSError as error:
         raise SnapshotIncompatible(f"{arguments.file}: cannot be read: {error.strerror}") from error
     if arguments.json:

@@ -10,7 +10,15 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from oxillama._core.pool import KV_TYPES
-from oxillama.arguments import CONFIG_NAMES, named_fields, renamed, unknown, whole
+from oxillama.arguments import (
+    CONFIG_NAMES,
+    as_written,
+    is_one_of,
+    named_fields,
+    renamed,
+    unknown,
+    whole,
+)
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.media.features import Kind
@@ -202,7 +210,8 @@ class EngineConfig:
                 "a draft model as in `load`, None or False"
             )
         model = self.model_path
-        if model == "" or isinstance(model, (bool, int, float, dict)):
+        empty = isinstance(model, str) and not model
+        if empty or isinstance(model, (bool, int, float, dict)):
             raise ConfigError(
                 f"model_path: found {model!r:.60}, wanted a path, or None for the embedded model"
             )
@@ -212,7 +221,7 @@ class EngineConfig:
                 continue
             if path is not None and not (isinstance(path, (str, Path)) and str(path)):
                 raise ConfigError(f"{name}: found {path!r}, wanted a path")
-        if self.image_fit not in (None, "stretch", "pad"):
+        if not is_one_of(self.image_fit, (None, "stretch", "pad")):
             raise ConfigError(
                 f"image_fit: found {self.image_fit!r}, wanted 'stretch', 'pad' or None"
             )
@@ -265,7 +274,10 @@ class EngineConfig:
     @classmethod
     def of(cls, given: Mapping[str, Any], *, function: str) -> EngineConfig:
         """A config from keyword arguments as `named` takes them."""
-        return cls(**cls.named(given, place=f"an argument of {function}"))
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{function}: found {type(given).__name__}, wanted fields by name")
+        with as_written(given, CONFIG_NAMES):
+            return cls(**cls.named(given, place=f"an argument of {function}"))
 
     @classmethod
     def named(cls, given: Mapping[str, Any], *, place: str) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from oxillama.arguments import listable
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.request import EmbedRequest, Request, RowsRequest, all_finished, finished
 from oxillama.errors import (
@@ -84,14 +85,15 @@ class PoolingMode(Enum):
     RANK = "rank"
 
     @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ConfigError(
+            f"pooling: found {value!r:.50}, wanted one of {', '.join(each.value for each in cls)}"
+        )
+
+    @classmethod
     def of(cls, value: PoolingMode | str) -> PoolingMode:
         """The mode with that name; ConfigError for an unknown name."""
-        try:
-            return cls(value)
-        except ValueError:
-            raise ConfigError(
-                f"pooling: found {value!r}, wanted one of {', '.join(each.value for each in cls)}"
-            ) from None
+        return cls(value) if isinstance(value, (cls, str)) else cls._missing_(value)
 
 
 class Pooler:
@@ -233,7 +235,7 @@ def batch_of(
     """The texts of a batch as a list, and how their rows are pooled; ConfigError for a single text,
     and for a pooling that the model does not support.
     """
-    if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
+    if isinstance(texts, (str, bytes)) or not listable(texts):
         raise ConfigError(
             f"embed_batch: found {type(texts).__name__}, wanted a list of texts; `embed` takes one"
         )
@@ -308,7 +310,7 @@ def pair_ids(
 
 def pairs_of(model: Model, bridge: TokenizerBridge, query: str, documents: Any) -> list[list[int]]:
     """`pair_ids` of a query and each of the documents; an error names the document."""
-    if isinstance(documents, (str, bytes)) or not hasattr(documents, "__iter__"):
+    if isinstance(documents, (str, bytes)) or not listable(documents):
         raise ConfigError(
             f"rerank: found {type(documents).__name__}, wanted a list of documents; `score` takes "
             "one"

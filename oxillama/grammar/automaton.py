@@ -17,7 +17,7 @@ import numpy as np
 
 from oxillama._core.cursor import Cursor, prepare
 from oxillama._core.pushdown import Machine
-from oxillama.arguments import named_fields
+from oxillama.arguments import listable, named_fields, whole
 from oxillama.errors import GrammarError, not_pickled
 from oxillama.grammar import gbnf
 from oxillama.grammar.collector import paused_collector
@@ -113,7 +113,7 @@ class Grammar:
             tuple(tokens),
         )
         self._origin = None if origin is None else dict(origin)
-        self.limits = _limits_of(limits)
+        self.limits = limits_of(limits)
         self.warnings = tuple(warnings)
         self._source = source
         self._symbols = {key: i + 1 for i, key in enumerate(self.tokens)}
@@ -152,7 +152,7 @@ class Grammar:
         """Reads GBNF. Raises `GrammarError` for bad syntax (with line and column), undefined rules,
         a root rule that no text can match, and exceeded limits.
         """
-        limits = _limits_of(limits)
+        limits = limits_of(limits)
         if isinstance(source, str) and len(source) > limits.max_source:
             raise GrammarError(
                 f"grammar: found {len(source)} characters, wanted at most {limits.max_source} "
@@ -177,7 +177,7 @@ class Grammar:
         """Exactly one of the given texts."""
         if isinstance(choices, (str, bytes)):
             raise GrammarError("choices: found one text, wanted a list of texts")
-        if isinstance(choices, Mapping) or not hasattr(choices, "__iter__"):
+        if isinstance(choices, Mapping) or not listable(choices):
             raise GrammarError(f"choices: found {type(choices).__name__}, wanted a list of texts")
         texts = list(choices)
         if not texts:
@@ -365,9 +365,14 @@ class Grammar:
         (for token terminals).
         """
         state = GrammarState(self)
-        for piece in (text,) if isinstance(text, (bytes, bytearray, str)) else text:
-            if isinstance(piece, int):
+        single = isinstance(text, (bytes, bytearray, str))
+        if not single and (isinstance(text, Mapping) or not listable(text)):
+            raise _no_text("text", text)
+        for piece in (text,) if single else text:
+            if isinstance(piece, int) and not isinstance(piece, bool):
                 ok = state._cursor.advance(b"", self.symbol(piece))
+            elif not isinstance(piece, (bytes, bytearray, str)):
+                raise _no_text("text", piece)
             else:
                 data = piece.encode("utf-8") if isinstance(piece, str) else piece
                 ok = not data or state._cursor.advance(data, self.symbol(None))
@@ -411,6 +416,10 @@ class GrammarState:
     )
 
     def __init__(self, grammar: Grammar, *, masker: Any = None) -> None:
+        if not isinstance(grammar, Grammar):
+            raise GrammarError(f"grammar: found {type(grammar).__name__}, wanted a Grammar")
+        if masker is not None and not hasattr(masker, "resolve"):
+            raise GrammarError(f"masker: found {type(masker).__name__}, wanted a TokenMasker")
         self.grammar: Grammar = masker.resolve(grammar) if masker is not None else grammar
         self.masker: Any = masker
         self._cursor = Cursor(self.grammar.current_machine())
@@ -422,17 +431,25 @@ class GrammarState:
         """Whether these bytes may come next; if the grammar has token terminals, `token` is the id
         to check.
         """
-        if not data and token is None:
-            return True
-        return self._cursor.allows(data, self.grammar.symbol(token))
+        try:
+            if not data and token is None:
+                return bool(_bytes_like(data))
+            return self._cursor.allows(data, self.grammar.symbol(token))
+        except (TypeError, ValueError):
+            raise _no_step(data, token) from None
 
     def advance(self, data: bytes, token: int | None = None) -> None:
         """Consumes bytes (one token's, or any number if the grammar names no tokens). GrammarError,
         with the state unchanged, if they are not allowed.
         """
-        if not data and token is None:
-            return
-        if not self._cursor.advance(data, self.grammar.symbol(token)):
+        try:
+            if not data and token is None:
+                _bytes_like(data)
+                return
+            taken = self._cursor.advance(data, self.grammar.symbol(token))
+        except (TypeError, ValueError):
+            raise _no_step(data, token) from None
+        if not taken:
             self.grammar._refuse_depth(self._cursor)
             raise GrammarError(
                 f"grammar: {bytes(data[:40])!r} is not allowed after {bytes(self._history[-40:])!r}"
@@ -449,7 +466,9 @@ class GrammarState:
         """The bytes that every continuation starts with, which need no sampling. Empty if the
         grammar may end here.
         """
-        return self._cursor.forced(limit)
+        if isinstance(limit, int) and limit > MOST_SAVED:
+            limit = MOST_SAVED
+        return self._cursor.forced(whole("limit", limit, 0))
 
     def only_end(self) -> bool:
         """Whether nothing but the end of generation may follow."""
@@ -573,7 +592,28 @@ class GrammarState:
         )
 
 
-def _limits_of(given: GrammarLimits | None) -> GrammarLimits:
+def _bytes_like(data: Any) -> bool:
+    """True; TypeError for what holds no bytes."""
+    memoryview(data)
+    return True
+
+
+def _no_step(data: Any, token: Any) -> GrammarError:
+    """The error for what is no bytes, or no token."""
+    try:
+        _bytes_like(data)
+    except TypeError:
+        return GrammarError(f"data: found {type(data).__name__}, wanted bytes")
+    return GrammarError(f"data: found {data!r:.40} and token {token!r:.40}, wanted bytes and an id")
+
+
+def _no_text(name: str, found: Any) -> GrammarError:
+    return GrammarError(
+        f"{name}: found {type(found).__name__}, wanted text, bytes or a list of these and token ids"
+    )
+
+
+def limits_of(given: GrammarLimits | None) -> GrammarLimits:
     """The limits, the default ones for None; GrammarError for any other value."""
     if given is None:
         return GrammarLimits()

@@ -37,6 +37,10 @@ class Composer:
         self.names: list[str] = ["root"]
         self.rules: list[tuple] = [NEVER]
         self.tokens: list[int | str] = []
+        if token_ids is not None and not isinstance(token_ids, Mapping):
+            raise GrammarError(
+                f"token_ids: found {type(token_ids).__name__}, wanted ids by the text of a token"
+            )
         self.token_ids = dict(token_ids or {})
 
     def delimiter(self, text: str) -> tuple:

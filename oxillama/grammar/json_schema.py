@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from oxillama.grammar.automaton import Grammar, GrammarLimits
+from oxillama.grammar.automaton import Grammar, GrammarLimits, limits_of
 from oxillama.grammar.collector import paused_collector
 from oxillama.grammar.schema.compiler import Order, SchemaCompiler, Whitespace, schema_errors
 
@@ -29,7 +29,7 @@ class JsonSchemaCompiler:
         limits: GrammarLimits | None = None,
         resources: Mapping[str, object] | None = None,
     ) -> None:
-        self.limits = limits
+        self.limits = limits_of(limits)
         self._compiler = SchemaCompiler(
             whitespace=whitespace, order=order, closed=closed, resources=resources
         )

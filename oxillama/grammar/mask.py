@@ -77,6 +77,15 @@ class TokenMasker:
         names: Mapping[str, int] | None = None,
         cache_bytes: int = 64 << 20,
     ):
+        if isinstance(vocab_bytes, (str, bytes)) or not hasattr(vocab_bytes, "__len__"):
+            raise GrammarError(
+                f"vocab_bytes: found {type(vocab_bytes).__name__}, wanted a list of the tokens' "
+                "bytes"
+            )
+        if not set(map(type, vocab_bytes)) <= {bytes, type(None)}:
+            for at, piece in enumerate(vocab_bytes):
+                if not isinstance(piece, (bytes, bytearray, memoryview, type(None))):
+                    raise GrammarError(f"vocab_bytes[{at}]: found {piece!r:.50}, wanted bytes")
         size = len(vocab_bytes)
         self.eog_ids = tuple(sorted(set(map(int, eog_ids))))
         self.control_ids = frozenset(map(int, control_ids)) | set(self.eog_ids)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from oxillama.errors import ContextError
+from oxillama.arguments import checked_ids, listable
+from oxillama.errors import ConfigError, ContextError
 from oxillama.media.features import MediaFeatures
 from oxillama.media.placement import PlacedMedia, check_boundary, moved, of_kind
 
@@ -18,8 +19,10 @@ class ImagePrompt(list[int]):
     __slots__ = ("media",)
 
     def __init__(self, ids: Iterable[int] = (), media: Iterable[PlacedMedia] = ()) -> None:
-        super().__init__(ids)
-        self.media = tuple(media)
+        super().__init__(checked_ids(ids, name="ids", wanted="token ids", media=True))
+        self.media: tuple[PlacedMedia, ...] = tuple(media) if listable(media) else ()
+        if not listable(media) or not all(isinstance(each, PlacedMedia) for each in self.media):
+            raise ConfigError(f"media: found {media!r:.50}, wanted a list of PlacedMedia")
 
     @property
     def images(self) -> tuple[PlacedMedia, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 from oxillama._core.chain import Chain
 from oxillama._core.sampler import SamplerCore
 from oxillama._core.xorshift import Xorshift64
+from oxillama.arguments import listable
 from oxillama.errors import ConfigError
 from oxillama.sampling.config import SamplerConfig, token_sequence
 from oxillama.sampling.draw import draw, token_array
@@ -149,6 +150,8 @@ class SamplerChain:
         self._lists: dict[str, Any] = {}
         self._core: SamplerCore | None = None
         self.with_seed(seed)
+        if not listable(stages):
+            raise ConfigError(f"chain: found {stages!r:.50}, wanted a list of SamplerStage")
         for stage in stages:
             self.push(stage)
 
@@ -162,6 +165,8 @@ class SamplerChain:
         """The chain of a config, with its bans, biases and allowed tokens. ConfigError for a field
         that is about the end of a text, of which a chain knows nothing.
         """
+        if not isinstance(config, SamplerConfig):
+            raise ConfigError(f"config: found {type(config).__name__}, wanted a SamplerConfig")
         for name in ("ignore_eos", "min_tokens", "stop", "stop_token_ids"):
             value = getattr(config, name)
             if value:

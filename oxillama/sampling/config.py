@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-from oxillama.arguments import named_fields
+from oxillama.arguments import is_one_of, listable, named_fields, unknown
 from oxillama.errors import ConfigError
 from oxillama.sampling.stages import REORDERABLE
 
@@ -162,6 +162,10 @@ class SamplerConfig:
             raise ConfigError(
                 f"SamplerConfig: found {type(values).__name__}, wanted a mapping of fields"
             )
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise unknown(name, known, place="a field of SamplerConfig")
         given = dict(values)
         if isinstance(given.get("logit_bias"), Mapping):
             given["logit_bias"] = {_token_key(k): v for k, v in given["logit_bias"].items()}
@@ -238,7 +242,7 @@ def _number(name: str, value: Any, low: float, high: float, kind: type) -> Any:
 
 def token_ids(name: str, values: Any) -> tuple[int, ...]:
     """The ids without repeats, in order; ConfigError under `name` for anything else."""
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+    if isinstance(values, (str, bytes)) or not listable(values):
         raise ConfigError(f"{name}: found {values!r}, wanted a list of token ids")
     values = tuple(values)
     # plain ids, as vocabularies have them, need no closer look
@@ -280,7 +284,7 @@ def _unicode(name: str, text: str) -> None:
 
 
 def _breakers(values: Any) -> tuple[str | bytes | tuple[int, ...], ...]:
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+    if isinstance(values, (str, bytes)) or not listable(values):
         raise ConfigError(
             f"dry_sequence_breakers: found {values!r}, wanted a list of strings, bytes or lists of "
             "token ids"
@@ -325,11 +329,11 @@ def _token_key(key: Any) -> Any:
 
 
 def _order(values: Any) -> tuple[str, ...]:
-    if isinstance(values, str) or not hasattr(values, "__iter__"):
+    if isinstance(values, str) or not listable(values):
         raise ConfigError(f"samplers: found {values!r}, wanted a list of stage names")
     out = tuple(values)
     for name in out:
-        if name not in REORDERABLE:
+        if not is_one_of(name, REORDERABLE):
             raise ConfigError(f"samplers: found {name!r}, wanted one of {list(REORDERABLE)}")
         if out.count(name) > 1:
             raise ConfigError(f"samplers: found {name!r} twice, wanted each stage once")

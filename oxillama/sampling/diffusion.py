@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 
 from oxillama._core.sampler import certainty
-from oxillama.arguments import named_fields, whole
+from oxillama.arguments import is_one_of, named_fields, whole
 from oxillama.errors import ConfigError
 from oxillama.sampling.config import SamplerConfig, changed_fields
 from oxillama.sampling.sampler import Logprobs, Sampler
@@ -72,7 +72,7 @@ class DiffusionConfig:
             value = getattr(self, name)
             if value is not None or name != "eps":
                 object.__setattr__(self, name, _number(name, value, highest))
-        if self.order not in get_args(Order):
+        if not is_one_of(self.order, get_args(Order)):
             raise ConfigError(
                 f"order: found {self.order!r:.50}, wanted one of {', '.join(get_args(Order))}"
             )

@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,7 @@ class Sampler:
         NaN or +inf, and, with the reason, if no token is left. The token counts as seen only after
         `accept`.
         """
-        raw = row = np.ascontiguousarray(logits, dtype=np.float32)
+        raw = row = _row(logits)
         if self.processors:
             raw, row = self._processed(logits)
         token = draw(self._core, row, mask, self._top, self._reasons)
@@ -218,7 +219,7 @@ class Sampler:
         `processed`. It does not touch the sampler and holds the current tokens.
         """
         processors, tokens = self.processors, np.asarray(self._tokens, dtype=np.int32)
-        raw = np.ascontiguousarray(logits, dtype=np.float32)
+        raw = _row(logits)
 
         def work() -> np.ndarray:
             row = raw
@@ -238,7 +239,7 @@ class Sampler:
 
     def _processed(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(the original row, the row after the processors)."""
-        raw = np.ascontiguousarray(logits, dtype=np.float32)
+        raw = _row(logits)
         if not self.processors:
             return raw, raw
         ready, self._ready = self._ready, None
@@ -267,13 +268,16 @@ class Sampler:
         back (keep a `fork` or a `state` for that).
         """
         tokens = token_array("set_history", ids, self.vocab_size)
-        if generated < 0:
-            raise SamplingError(f"set_history: found generated {generated}, wanted 0 or more")
+        count = isinstance(generated, Integral) and not isinstance(generated, bool)
+        if not count or not 0 <= generated < 1 << 31:
+            raise SamplingError(
+                f"set_history: found generated {generated!r:.40}, wanted an integer of 0 or more"
+            )
         keep = self._core.chain.keep
         self._core.load(
             self._core.rng,
             self._core.mu,
-            generated,
+            int(generated),
             tokens if keep < 0 else tokens[len(tokens) - min(keep, len(tokens)) :],
         )
         self._tokens = tokens.tolist() if self.processors else []
@@ -358,6 +362,8 @@ class Sampler:
         """Continue exactly from the `state()` of a sampler with the same config, vocabulary and
         token lists; SamplingError otherwise.
         """
+        if not isinstance(state, (bytes, bytearray, memoryview)):
+            raise SamplingError(f"sampler state: found {type(state).__name__}, wanted bytes")
         if len(state) < _STATE.size + 4 or state[:4] != _MAGIC:
             raise SamplingError(
                 f"sampler state: found {bytes(state[:4])!r} and {len(state)} bytes, wanted "
@@ -419,6 +425,16 @@ class Sampler:
             **self._lists,
             "late": self._lists["late"] if self._core.generated < self.config.min_tokens else (),
         }
+
+
+def _row(logits: Any) -> np.ndarray:
+    """A row of logits, as float32; SamplingError for what holds no numbers."""
+    try:
+        return np.ascontiguousarray(logits, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise SamplingError(
+            f"logits: found {type(logits).__name__}, wanted a row of real numbers"
+        ) from None
 
 
 def _logits(out: Any) -> np.ndarray:

@@ -158,15 +158,16 @@ class SamplerStage:
 
     def __post_init__(self) -> None:
         if self.function is not None:
-            if not callable(self.function) or not self.name or self.name in ROWS:
+            named = isinstance(self.name, str) and self.name and self.name not in ROWS
+            if not callable(self.function) or not named:
                 raise ConfigError(
-                    f"stage {self.name!r}: found {self.function!r}, wanted a callable under a name "
-                    "of its own"
+                    f"stage {self.name!r:.50}: found {self.function!r:.50}, wanted a callable "
+                    "under a name of its own"
                 )
             return
-        row = ROWS.get(self.name)
+        row = ROWS.get(self.name) if isinstance(self.name, str) else None
         if row is None:
-            raise ConfigError(f"stage: found {self.name!r}, wanted one of {list(NAMES)}")
+            raise ConfigError(f"stage: found {self.name!r:.50}, wanted one of {list(NAMES)}")
         if len(self.values) != len(row.parameters):
             raise ConfigError(
                 f"stage {self.name}: found {len(self.values)} numbers, wanted "
@@ -193,9 +194,9 @@ class SamplerStage:
         """A built-in stage by name, its numbers by keyword; numbers with a default can be left
         out.
         """
-        row = ROWS.get(name)
+        row = ROWS.get(name) if isinstance(name, str) else None
         if row is None:
-            raise ConfigError(f"stage: found {name!r}, wanted one of {list(NAMES)}")
+            raise ConfigError(f"stage: found {name!r:.50}, wanted one of {list(NAMES)}")
         wanted = [p[0] for p in row.parameters]
         for given in numbers:
             if given not in wanted:

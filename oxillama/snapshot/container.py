@@ -57,6 +57,7 @@ from oxillama.errors import (
     MissingExtra,
     OxillamaError,
     SamplingError,
+    SnapshotNotFound,
     starting_thread,
 )
 
@@ -252,11 +253,20 @@ class Envelope:
     @classmethod
     def open(cls, kind: Kind, source: Buffer | str | os.PathLike[str]) -> Envelope:
         """Open bytes, or the file at a path; the kind's error for anything but a complete container
-        of this kind, OSError if there is no such file.
+        of this kind, SnapshotNotFound if there is no such file, OSError if it cannot be read.
         """
         if isinstance(source, (str, os.PathLike)):
             try:
                 fd = open_without_waiting(os.fspath(source))
+            except FileNotFoundError:
+                path = os.fspath(source)
+                raise SnapshotNotFound(
+                    f"{path}: no such file, wanted a saved snapshot", path
+                ) from None
+            except ValueError:  # a zero byte, or a lone surrogate
+                raise kind.refuse(
+                    f"{os.fspath(source)!r:.80}: cannot be the name of a file"
+                ) from None
             except IsADirectoryError:  # Windows opens no folder
                 raise kind.refuse(f"{os.fspath(source)}: not a regular file") from None
             status = os.fstat(fd)

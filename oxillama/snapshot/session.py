@@ -36,7 +36,7 @@ import numpy as np
 
 from oxillama._core.kernels import PANEL_LAYOUT
 from oxillama._core.pool import KV_BLOCK
-from oxillama.arguments import checked_flag
+from oxillama.arguments import CONFIG_NAMES, as_written, checked_flag, is_one_of
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import SharedVocabulary, sampler_of
@@ -135,7 +135,8 @@ class EngineSnapshot:
         """The config of the engine that took it, with some fields changed."""
         with typed(KIND, "facts"):
             recorded = EngineConfig.from_dict(self.facts["engine"])
-        return replace(recorded, **EngineConfig.named(changes, place="a field of EngineConfig"))
+        with as_written(changes, CONFIG_NAMES):
+            return replace(recorded, **EngineConfig.named(changes, place="a field of EngineConfig"))
 
     def display(self) -> str:
         """A few lines for people."""
@@ -312,7 +313,7 @@ class Snapshots:
         """(small sections, sections of shared pages): the state at one moment; the shares are
         released at the end.
         """
-        if compress not in (None, "zstd"):
+        if not is_one_of(compress, (None, "zstd")):
             raise ConfigError(f"compress: found {compress!r}, wanted None or 'zstd'")
         core, model = self.core, self.fingerprint(full=full)
         if session.owner is not core:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.arguments import named_fields, whole
+from oxillama.arguments import checked_flag, named_fields, whole
 from oxillama.errors import ConfigError
 from oxillama.sampling import SamplerConfig
 from oxillama.speculative.drafts import ModelEngine
@@ -53,6 +53,7 @@ class SpeculativeConfig:
                 raise ConfigError(f"seed: found {self.seed!r}, wanted an integer in [0, 2^64)")
             object.__setattr__(self, "seed", int(self.seed))
         _check_sampler("draft_sampler", self.draft_sampler)
+        checked_flag("adaptive", self.adaptive)
         if self.draft is None:
             raise ConfigError(
                 "draft: found None, wanted an engine, the name of a model, 'early_exit' or "
@@ -92,6 +93,8 @@ class AsyncSpecConfig:
             _set_integer(self, "draft_threads", 1)
         _check_sampler("draft_sampler", self.draft_sampler)
         _check_sampler("target_sampler", self.target_sampler)
+        for name in ("force_n1", "adaptive"):
+            checked_flag(name, getattr(self, name))
 
 
 def _set_integer(config: Any, name: str, least: int) -> None:

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
 from oxillama.api import InferenceEngine, load
-from oxillama.arguments import spelled
+from oxillama.arguments import path_of, refuse_resumable, spelled
 from oxillama.completion import Completion, Piece, SpecStats
 from oxillama.durable import write_parts
 from oxillama.engine.config import EngineConfig
@@ -144,6 +144,7 @@ class SpeculativeEngine:
         drafting=False generates without the draft.
         """
         given: dict[str, Any] = {**options}
+        refuse_resumable(given)
         if "speculative" in given:
             raise ConfigError("speculative: found together with a draft, wanted the draft alone")
         count = Options.of(
@@ -305,7 +306,7 @@ class SpeculativeEngine:
         cls, path: str | Path, target: Model = None, draft: Any = None, **changes: Any
     ) -> SpeculativeEngine:
         """`resume` from a file of `snapshot_to_file`."""
-        return cls.resume(Path(path), target, draft, **changes)
+        return cls.resume(path_of("resume_from_file", path), target, draft, **changes)
 
     def _follow(self, session: Session, saved: SpecSnapshot) -> None:
         drafter = self.drafter

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oxillama._core.lookup import IndexedText, StepCosts, TextIndex, Watcher
-from oxillama.arguments import whole
+from oxillama.arguments import checked_flag, whole
 from oxillama.completion import SpecStats
 from oxillama.errors import not_pickled
 from oxillama.speculative.costs import CostLedger
@@ -42,7 +42,7 @@ class LookupDrafter:
 
     def __init__(self, *, most: int = MAX_CANDIDATES, neighbours: bool = True) -> None:
         self.most = whole("most", most, 1)
-        self._index = TextIndex() if neighbours else None
+        self._index = TextIndex() if checked_flag("neighbours", neighbours) else None
         self._first = list(_FIRST_CHANCES)
 
     def open(self, session: Any) -> IndexedText:

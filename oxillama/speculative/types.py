@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from oxillama.arguments import whole
+from oxillama.arguments import checked_flag, whole
+from oxillama.errors import ConfigError
 from oxillama.sampling import Distribution
 from oxillama.speculative.costs import CostLedger, StepCosts
 
@@ -119,6 +120,13 @@ class Candidates:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "most", whole("num_speculative", self.most, 1))
+        if not callable(getattr(self.drafter, "propose", None)):
+            raise ConfigError(
+                f"drafter: found {type(self.drafter).__name__}, wanted a drafter (open, propose, "
+                "close)"
+            )
+        for name in ("adaptive", "asked", "drawn", "alone"):
+            checked_flag(name, getattr(self, name))
 
 
 def carries(drafter: Any) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from operator import index
 from os import PathLike
 from typing import Any
 from unicodedata import normalize
@@ -13,6 +15,7 @@ from unicodedata import normalize
 import numpy as np
 
 from oxillama._core.threads import worker_count
+from oxillama.arguments import listable
 from oxillama.errors import TokenizerError, starting_thread, warn
 from oxillama.tokenizer.bpe import CHAR_TO_BYTE, BpeEncoder
 from oxillama.tokenizer.plamo import PlamoEncoder
@@ -170,6 +173,8 @@ class TokenizerBridge:
 
     def token_to_id(self, text: str) -> int | None:
         """The id of the special token with this text, None if there is none."""
+        if not isinstance(text, str):
+            raise TokenizerError(f"text: found {type(text).__name__}, wanted str")
         return self._special_ids.get(text)
 
     # ---- text to ids
@@ -234,7 +239,7 @@ class TokenizerBridge:
 
         num_threads: threads that share the texts; None for as many as an engine would take.
         """
-        if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
+        if isinstance(texts, (str, bytes)) or not listable(texts):
             raise TokenizerError(
                 f"texts: found {type(texts).__name__}, wanted a list of texts; `encode` takes one"
             )
@@ -301,6 +306,8 @@ class TokenizerBridge:
         """The text of `ids`, without the space that `encode` puts before a text.
         `skip_special=False` writes control tokens too.
         """
+        if not listable(ids):
+            raise TokenizerError(f"ids: found {type(ids).__name__}, wanted token ids")
         table, parts, start = self._bytes, [], True
         for token in ids:
             special = self.is_special(token)
@@ -318,6 +325,8 @@ class TokenizerBridge:
         tokens that are written as text. pending: the beginning of a character that the text ends
         in.
         """
+        if not listable(shown):
+            raise TokenizerError(f"shown: found {type(shown).__name__}, wanted token ids")
         return TextStream(
             self._bytes.__getitem__,
             pending=pending,
@@ -325,9 +334,15 @@ class TokenizerBridge:
         )
 
     def _checked(self, token: int) -> int:
-        if not 0 <= token < len(self._kinds):
-            raise TokenizerError(f"token id: found {token}, wanted 0 to {len(self._kinds) - 1}")
-        return token
+        number = -1
+        if not isinstance(token, bool):
+            with suppress(TypeError):
+                number = index(token)
+        if not 0 <= number < len(self._kinds):
+            raise TokenizerError(
+                f"token id: found {token!r:.50}, wanted 0 to {len(self._kinds) - 1}"
+            )
+        return number
 
 
 class _Bytes(dict):

@@ -67,6 +67,11 @@ def read_tokenizer_json(
     """The vocabulary and encoder of a `tokenizer.json`, given as its text or as a path. Raises
     TokenizerError for a file that cannot be read, is not UTF-8, or describes no tokenizer.
     """
+    if not isinstance(source, (str, os.PathLike)):
+        raise TokenizerError(
+            f"tokenizer_json: found {type(source).__name__}, wanted the text of a tokenizer.json, "
+            "or a path"
+        )
     text = os.fspath(source)
     if not text.lstrip().startswith("{"):
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from oxillama.errors import ConfigError
+
 
 class TextStream:
     """Takes token ids and returns text; holds back the bytes of an unfinished character (three at
@@ -23,6 +25,16 @@ class TextStream:
         pending: bytes = b"",
         shown: Mapping[int, bytes] | None = None,
     ) -> None:
+        if not callable(token_bytes):
+            raise ConfigError(
+                f"token_bytes: found {type(token_bytes).__name__}, wanted a function of a token"
+            )
+        if not isinstance(pending, bytes):
+            raise ConfigError(f"pending: found {type(pending).__name__}, wanted bytes")
+        if shown is not None and not isinstance(shown, Mapping):
+            raise ConfigError(
+                f"shown: found {type(shown).__name__}, wanted a mapping of tokens to bytes"
+            )
         self._token_bytes = token_bytes
         self._pending = pending
         self.shown = dict(shown or {})
@@ -40,6 +52,8 @@ class TextStream:
 
     def feed_bytes(self, data: bytes) -> str:
         """The same for bytes."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise ConfigError(f"data: found {type(data).__name__}, wanted bytes")
         data = self._pending + data
         keep = unfinished(data)
         self._pending = data[len(data) - keep :]

@@ -278,6 +278,10 @@ def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = w
     """The vocabulary of `tokenizer.ggml.*`; TokenizerError with the key, the value found and the
     value wanted. note: called with what is wrong but no error.
     """
+    if not isinstance(metadata, Mapping):
+        raise TokenizerError(
+            f"metadata: found {type(metadata).__name__}, wanted the keys of a file"
+        )
     model = _value(metadata, "model", str)
     tokens = _strings(metadata, "tokens")
     n, kinds = len(tokens), _kinds(metadata, model, tokens)

@@ -211,6 +211,8 @@ class NoOpDispatcher:
 
     def dispatch(self, call: ToolCall) -> ToolResult:
         """The same for every call."""
+        if not isinstance(call, ToolCall):
+            raise ConfigError(f"call: found {type(call).__name__}, wanted a ToolCall")
         if self.answer is None:
             return failed(call, "no_tools", f"{call.name}: tools are not run here")
         return ToolResult(call, self.answer)

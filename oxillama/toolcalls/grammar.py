@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from oxillama.arguments import is_one_of
 from oxillama.errors import ConfigError
 from oxillama.grammar import Grammar, GrammarLimits, GrammarState
 from oxillama.grammar.composer import Composer
@@ -43,7 +44,7 @@ def ToolCallGrammar(
     tools or an unknown name, GrammarError for a schema that cannot be enforced, naming the tool.
     """
     kind, tools = format_of(format), tools_of(tools)
-    if name is not None and name not in [tool.name for tool in tools]:
+    if name is not None and not is_one_of(name, [tool.name for tool in tools]):
         raise ConfigError(
             f"tool_choice: found {name!r}, wanted one of "
             f"{', '.join(tool.name for tool in tools) or 'no tools'}"

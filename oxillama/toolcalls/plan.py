@@ -16,6 +16,7 @@ from os.path import commonprefix
 from typing import Any
 from weakref import WeakMethod
 
+from oxillama.arguments import is_one_of
 from oxillama.errors import ConfigError, TemplateError
 from oxillama.grammar import Grammar
 from oxillama.tokenizer import ChatTemplate, TokenizerBridge
@@ -351,9 +352,9 @@ def _choice(given: Any, tools: tuple[Tool, ...]) -> tuple[str, str | None]:
         return ("auto" if tools else "none"), None
     function = given.get("function", given) if isinstance(given, Mapping) else {"name": given}
     name = function.get("name") if isinstance(function, Mapping) else None
-    if name in names:
+    if is_one_of(name, names):
         return "named", name
-    if given not in CHOICES:
+    if not is_one_of(given, CHOICES):
         raise ConfigError(
             f"tool_choice: found {given if name is None else name!r}, wanted one of "
             f"{', '.join((*CHOICES, *names))}"

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from oxillama.arguments import listable
 from oxillama.errors import ConfigError
 from oxillama.toolcalls.calls import Call, JsonCall, PythonCall, QuotedCall, TagCall
 from oxillama.toolcalls.events import CallFinished, CallMalformed, Event, Markup, Text, joined
@@ -64,6 +65,10 @@ class ToolCallDetector(StreamReader):
         self._calls = 0
         self.leading = leading
         self.format = format_of(format)
+        if names is not None and (isinstance(names, str) or not listable(names)):
+            raise ConfigError(f"names: found {names!r:.50}, wanted a list of names")
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise ConfigError(f"parameters: found {parameters!r:.50}, wanted schemas by tool")
         self.names = None if names is None else frozenset(names)
         if self.format.style == "harmony":
             raise ConfigError(

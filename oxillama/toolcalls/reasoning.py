@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oxillama.arguments import checked_flag
 from oxillama.errors import ConfigError
 from oxillama.grammar.composer import partial
 from oxillama.tokenizer.provenance import marks_of
@@ -25,7 +26,8 @@ class ReasoningFormat:
     close: str
 
     def __post_init__(self) -> None:
-        if not self.open or not self.close or self.open[0] in SPACE:
+        texts = isinstance(self.open, str) and isinstance(self.close, str)
+        if not texts or not self.open or not self.close or self.open[0] in SPACE:
             raise ConfigError(
                 f"reasoning format: found {self.open!r} and {self.close!r}, wanted two texts that "
                 "do not begin with a space"
@@ -87,10 +89,15 @@ class ReasoningSplitter:
     """
 
     def __init__(self, format: ReasoningFormat = THINK, *, opened: bool = False) -> None:
+        if not isinstance(format, ReasoningFormat):
+            raise ConfigError(
+                f"format: found {format!r:.50}, wanted a ReasoningFormat, of which "
+                "toolcalls.reasoning.REASONING_FORMATS has some"
+            )
         self.format = format
         self._lead: list[str] = []  # white space before anything else
         self._held = ""
-        self._place = "opened" if opened else "before"
+        self._place = "opened" if checked_flag("opened", opened) else "before"
 
     @property
     def over(self) -> bool:

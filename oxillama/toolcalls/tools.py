@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from oxillama.arguments import listable
 from oxillama.errors import ConfigError
 from oxillama.grammar.schema.classes import schema_of
 
@@ -76,6 +77,8 @@ def tool_of(given: Tool | Mapping[str, Any] | Callable) -> Tool:
 
 def tools_of(given: Iterable[Any]) -> tuple[Tool, ...]:
     """The tools of a list; ConfigError if a name appears twice."""
+    if isinstance(given, (str, bytes, Mapping)) or not listable(given):
+        raise ConfigError(f"tools: found {type(given).__name__}, wanted a list of tools")
     tools = tuple(map(tool_of, given))
     names = [tool.name for tool in tools]
     for name in names:

@@ -5,6 +5,7 @@ memory limit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 
 from oxillama._core.threads import cgroup_folders, system_memory, system_text
@@ -44,9 +45,11 @@ class MemoryPressureProbe:
         proc: str = "/proc",
         root: str = "/sys/fs/cgroup",
     ) -> None:
-        if not 0.0 < low <= high <= 1.0:
+        numbers = all(isinstance(each, Real) and each is not True for each in (low, high))
+        if not numbers or not 0.0 < low <= high <= 1.0:
             raise ConfigError(
-                f"watermarks: found low {low} and high {high}, wanted 0 < low <= high <= 1"
+                f"watermarks: found low {low!r:.40} and high {high!r:.40}, wanted numbers with "
+                "0 < low <= high <= 1"
             )
         self.high, self.low = high, low
         self._proc, self._root, self._short = proc, root, False

@@ -389,7 +389,7 @@ def test_snapshot_info_tells_what_is_saved_and_refuses_the_rest_in_a_line(capsys
         and err.count("\n") == 1
     )
     code, _, err = printed(capsys, "snapshot", "info", tmp_path / "none")
-    assert code == 1 and "none: cannot be read: No such file" in err
+    assert code == 1 and "none: no such file, wanted a saved snapshot" in err
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "tokenize", "doctor"])

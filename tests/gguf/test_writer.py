@@ -328,7 +328,7 @@ def test_a_path_where_no_file_can_be_is_refused_before_anything_is_added(tmp_pat
         (".", ".: cannot be written: a folder"),
         ("", ".: cannot be written: a folder"),
         ("/", "/: cannot be written: a folder"),
-        ("no/a.gguf", "no/a.gguf: cannot be written: No such file"),
+        ("no/a.gguf", "no/a.gguf: cannot be written: there is no such folder"),
         ("a\0b", "cannot be written: a name with a zero byte"),
     ):
         with pytest.raises(GgufError, match=message):

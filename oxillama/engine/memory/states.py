@@ -62,8 +62,9 @@ class SequencePool:
     __slots__ = ("_free", "_owned", "capacity")
 
     def __init__(self, capacity: int) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-            raise PoolError(f"capacity: found {capacity!r}, wanted an integer of 1 or more")
+        whole = isinstance(capacity, int) and not isinstance(capacity, bool)
+        if not whole or not 1 <= capacity < 1 << 31:
+            raise PoolError(f"capacity: found {capacity!r:.50}, wanted an integer of 1 to 2^31 - 1")
         self.capacity = capacity
         self._free = list(range(capacity - 1, -1, -1))
         self._owned = bytearray(capacity)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from oxillama._core.schemas import FALSE, TRUE
+from oxillama.arguments import is_one_of
 from oxillama.errors import GrammarError, warn
 from oxillama.grammar.schema.classes import ClosedSchema, schema_of
 from oxillama.grammar.schema.document import Document
@@ -60,10 +61,10 @@ class SchemaCompiler:
             ("whitespace", whitespace, typing.get_args(Whitespace)),
             ("order", order, typing.get_args(Order)),
         ):
-            if value not in wanted:
-                raise GrammarError(f"{name}: found {value!r}, wanted one of {wanted}")
-        if closed not in (None, True, False):
-            raise GrammarError(f"closed: found {closed!r}, wanted None, True or False")
+            if not is_one_of(value, wanted):
+                raise GrammarError(f"{name}: found {value!r:.50}, wanted one of {wanted}")
+        if not is_one_of(closed, (None, True, False)):
+            raise GrammarError(f"closed: found {closed!r:.50}, wanted None, True or False")
         self.whitespace, self.order, self.closed = whitespace, order, closed
         if resources is not None and not (
             isinstance(resources, Mapping) and all(isinstance(uri, str) for uri in resources)
@@ -78,6 +79,8 @@ class SchemaCompiler:
 
     def compile(self, schema: Any, *, strict: bool) -> CompiledSchema:
         """The rules of a schema; call it within `schema_errors`."""
+        if not isinstance(strict, bool):
+            raise GrammarError(f"strict: found {strict!r:.50}, wanted True or False")
         notes: list[str] = []
 
         def refuse(pointer: str, keyword: str, why: str) -> None:
