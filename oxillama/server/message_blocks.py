@@ -14,6 +14,7 @@ def content_of(reply: CollectedReply, *, omitted: bool = False) -> list[dict[str
     """The blocks of a reply, in the order of its stream."""
     content: list[dict[str, Any]] = []
     usable = {call["id"]: given for call, given in reply.usable_calls()}
+    block: dict[str, Any]
     for part in reply.parts:
         if part.kind == "reasoning":
             text, signature = ("", opaque.pack(part.text)) if omitted else (part.text, new_id())
