@@ -178,7 +178,6 @@ cdef class Program:
     cdef readonly bint by_token      # some op wants a token in every row, so that a batch brings none in its place
     cdef int reach               # most keys an attention layer looks back, 0 = all
     cdef int32_t[::1] layer_reach    # the same of each layer, -1: no op reads it
-    cdef double *clock
     cdef readonly int n_tiles, max_rows, num_threads, vocab_size, hidden_size, outputs
     cdef readonly list kv_layers, slot_layers
     cdef readonly bint causal    # rows see no key after their own; else every key of their sequence, all of which a step must bring
@@ -596,8 +595,8 @@ cdef class Program:
             self.representative = False      # its seconds tell of the disk
         return 0
 
-    cdef int _run(self, Rows batch, Pages memory, int last, Flag cancel, int first=0) except -1:
-        """Ops first to last - 1 over the batch, on all workers at once."""
+    cdef int _run(self, Rows batch, Pages memory, int last, Flag cancel, int first=0, double *clock=NULL) except -1:
+        """Ops first to last - 1 over the batch, on all workers at once. clock: takes the time at which each op ended."""
         with cython.critical_section(self, memory):
             if self.busy:
                 raise EngineError("step: another thread is in a step of this program")
@@ -609,7 +608,7 @@ cdef class Program:
         cdef int workers = self.num_threads
         cdef double start
         cdef bint taken = False
-        region.entries, region.team, region.clock = self.entries, team, self.clock
+        region.entries, region.team, region.clock = self.entries, team, clock
         region.first, region.last, region.preempted, region.ran = first, last, 0, 0
         region.rows[<int>ALL_ROWS], region.rows[<int>WANTED_ROWS], region.rows[<int>KEPT_ROWS] = batch.rows, batch.wanted_rows, batch.kept_rows
         region.few, region.paced = batch.rows <= WARM_ROWS, batch.rows <= PACED_ROWS and workers > 1
@@ -703,16 +702,12 @@ cdef class Program:
         """Runs the batch `repeat` times; returns (op name, median microseconds from barrier to barrier) per op."""
         cdef double[::1] clock = np.zeros(self.n_ops + 1)
         runs = []
-        try:
-            for _ in range(repeat):
-                clock[:] = 0.0
-                self.clock = &clock[0]
-                clock[0] = ox_seconds()
-                self._run(batch, memory, self.n_ops, None)
-                times = np.array(clock)
-                for i in range(1, self.n_ops + 1):      # an op that was skipped took no time
-                    times[i] = times[i] or times[i - 1]
-                runs.append(np.diff(times) * 1e6)
-        finally:
-            self.clock = NULL
+        for _ in range(repeat):
+            clock[:] = 0.0
+            clock[0] = ox_seconds()
+            self._run(batch, memory, self.n_ops, None, 0, &clock[0])
+            times = np.array(clock)
+            for i in range(1, self.n_ops + 1):      # an op that was skipped took no time
+                times[i] = times[i] or times[i - 1]
+            runs.append(np.diff(times) * 1e6)
         return [(op.name, float(us)) for op, us in zip(self.ops, np.median(runs, axis=0))]

@@ -530,6 +530,29 @@ def test_two_threads_may_not_step_one_program():
     assert failed == ["cancelled"]
 
 
+def test_a_step_of_another_thread_leaves_a_profile_alone(monkeypatch):
+    """Though it comes between two steps of the profile, and outlasts it."""
+    step = program()
+    pages, _ = memory_for(step, 64)
+    clocks, zeros, diff = [], np.zeros, np.diff
+
+    def kept(*shape):
+        clocks.append(zeros(*shape))
+        return clocks[-1]
+
+    def in_between(times):
+        before = clocks[0].copy()
+        thread = threading.Thread(target=step.run_until, args=(Batch(**GOOD), pages, 2))
+        thread.start()
+        thread.join()
+        assert np.array_equal(clocks[0], before)
+        return diff(times)
+
+    monkeypatch.setattr(np, "zeros", kept)
+    monkeypatch.setattr(np, "diff", in_between)
+    assert len(step.profile(Batch(**GOOD), pages)) == 3
+
+
 def test_profile_names_every_op():
     step = program(layers=3)
     pages, _ = memory_for(step, 64)
