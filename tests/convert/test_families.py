@@ -696,6 +696,7 @@ def test_folders_of_deepseek_v4_are_those_of_transformers_too(tmp_path):
         ("t5", {"decoder_start_token_id": None}, "decoder_start_token_id"),
         ("t5_encoder", {"relative_attention_max_distance": 64}, "relative_attention_max_distance"),
         ("xlm_rerank", {"id2label": {"0": 1}}, "id2label"),
+        ("xlm_rerank", {"id2label": {"0": "a", "2": "b"}}, "id2label: found the numbers 0, 2"),
     ],
 )
 def test_configurations_without_a_place_in_the_file_are_refused(name, config, word, tmp_path):
@@ -1022,6 +1023,19 @@ def test_a_least_sum_of_ernies_experts_that_tells_is_refused():
         keys_of("Ernie4_5_MoeForCausalLM", config | {"moe_norm_min": least})
     with pytest.raises(ConvertError, match="moe_norm_min: found 0.3, wanted at most 1e-06"):
         keys_of("Ernie4_5_MoeForCausalLM", config | {"moe_norm_min": 0.3})
+
+
+def test_labels_of_a_classifier_are_in_the_order_of_their_numbers():
+    """Which are texts in config.json: "10" comes before "2" among those."""
+    config = golden_of("bert_rerank")["config"]
+    labels = [f"kind {number}" for number in range(12)]
+    said = {str(number): label for number, label in enumerate(labels)}
+    for order in (said, dict(reversed(said.items()))):
+        found = keys_of("BertForSequenceClassification", config | {"id2label": order})
+        assert found["classifier.output_labels"] == labels
+    assert "classifier.output_labels" not in keys_of(
+        "BertForSequenceClassification", config | {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}
+    )
 
 
 def saved_anew(name, tmp_path, config, rename=lambda name: name):

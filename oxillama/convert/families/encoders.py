@@ -35,9 +35,15 @@ def _labels(h: Hyper) -> list[str]:
     said = h.get("id2label", default={})
     if not isinstance(said, dict) or not all(isinstance(one, str) for one in said.values()):
         raise ConvertError(f"{h.label}: id2label: found {said!r:.80}, wanted names by number")
-    if len(said) == 2 and (said.get("0") or said.get(0)) == "LABEL_0":
+    numbers = [str(number) for number in range(len(said))]
+    if said.keys() != set(numbers):
+        raise ConvertError(
+            f"{h.label}: id2label: found the numbers {', '.join(said):.80}, wanted each from 0 to "
+            f"{len(said) - 1}"
+        )
+    if len(said) == 2 and said["0"] == "LABEL_0":
         return []
-    return [name for _, name in sorted(said.items())]
+    return [said[number] for number in numbers]
 
 
 def _label_keys(h: Hyper, k: Keys) -> None:
