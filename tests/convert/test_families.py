@@ -1038,6 +1038,31 @@ def test_labels_of_a_classifier_are_in_the_order_of_their_numbers():
     )
 
 
+def test_global_layers_of_modernbert_are_those_of_the_list_or_every_third():
+    """A folder may say both; transformers then follows the list."""
+    config = golden_of("modernbert")["config"]
+    del config["global_attn_every_n_layers"]
+    config["num_hidden_layers"] = 5
+    near, whole = "sliding_attention", "full_attention"
+    for said, wanted in (
+        ({}, 3),
+        ({"global_attn_every_n_layers": 2}, 2),
+        ({"layer_types": [whole, near, near, whole, near]}, 3),
+        ({"layer_types": [whole, near, near, near, near], "global_attn_every_n_layers": 3}, 5),
+    ):
+        found = keys_of("ModernBertModel", config | said)
+        assert found["attention.sliding_window_pattern"] == wanted
+
+
+def test_a_folder_of_modernbert_may_say_its_global_layers_twice(tmp_path):
+    golden = golden_of("modernbert")
+    layers = golden["config"]["num_hidden_layers"]
+    kinds = ["sliding_attention" if layer % 3 else "full_attention" for layer in range(layers)]
+    folder_of(golden, tmp_path / "model", layer_types=kinds)
+    reader = GgufReader(convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32").path)
+    assert reader.metadata["modern-bert.attention.sliding_window_pattern"] == 3
+
+
 def saved_anew(name, tmp_path, config, rename=lambda name: name):
     """The golden and the reader of a file of its folder as transformers 5 saves it: with other
     words in config.json (None: without the key), and other names of tensors.

@@ -328,11 +328,13 @@ def jina_bert_v2(h: Hyper, k: Keys) -> None:
     k.found["tokenizer.ggml.token_type_count"] = h.integer("type_vocab_size", default=2), "uint32"
 
 
-def _global_period(h: Hyper) -> int | None:
-    """Every how many layers one is global, from the first."""
-    if h.get("global_attn_every_n_layers") is not None:
-        return h.integer("global_attn_every_n_layers")
-    kinds = h.strings("layer_types", h.layers) or ["full_attention"]
+def _global_period(h: Hyper) -> int:
+    """Every how many layers one is global, from the first. As in transformers, a list of the kinds
+    rules, and every third is where nothing is said.
+    """
+    kinds = h.strings("layer_types", h.layers)
+    if kinds is None:
+        return h.integer("global_attn_every_n_layers", default=3)
     every = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
     period = every[1] if len(every) > 1 else len(kinds)
     if every != list(range(0, len(kinds), period)):
@@ -368,9 +370,7 @@ def modern_bert(h: Hyper, k: Keys) -> None:
     k.f32("attention.layer_norm_epsilon", h.number("layer_norm_eps", "norm_eps", default=1e-5))
     rotation(h, k)
     k.u32("attention.sliding_window", h.integer("local_attention"))
-    period = _global_period(h)
-    if period is not None:
-        k.u32("attention.sliding_window_pattern", period)
+    k.u32("attention.sliding_window_pattern", _global_period(h))
     k.text("rope.scaling.type", "none")
     k.u32("vocab_size", h.integer("vocab_size"))
     if h.get("hidden_activation") is not None:
