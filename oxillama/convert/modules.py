@@ -36,13 +36,32 @@ def pooling(h: Hyper, k: Keys) -> None:
         k.u32("classifier.pooling_type", kinds[mode])
 
 
+# what changes a vector behind the model, of which a file has linear layers alone, if any
+_DENSE = "Dense"
+_CHANGING = (_DENSE, "LayerNorm", "CNN", "LSTM", "WeightedLayerPooling", "WordWeights")
+_CHANGING += ("SpladePooling", "SparseAutoEncoder", "Asym", "Router")
+
+
+def check_modules(h: Hyper) -> None:
+    """ConvertError for a module behind the model that was not read for the file."""
+    if h.folder is None:
+        return
+    for kind, place in h.folder.modules():
+        if kind in _CHANGING and f"modules.json: {kind}" not in h.read:
+            raise ConvertError(
+                f"{h.folder.path}/modules.json: found a module {kind} in {place or '.'}, wanted "
+                "Transformer, Pooling and Normalize alone: the file has no place for another"
+            )
+
+
 def dense_modules(h: Hyper, names: Mapping[str, str]) -> dict[str, np.ndarray]:
     """The tensors of linear layers; names: what each is in a file, by the folder of its module."""
     found = {}
     folder = h.folder
+    h.read.add(f"modules.json: {_DENSE}")
     for kind, place in folder.modules() if folder is not None else []:
         assert folder is not None
-        if kind != "Dense":
+        if kind != _DENSE:
             continue
         path = folder.path / place
         said = folder.json(f"{place}/config.json", required=True)

@@ -32,6 +32,7 @@ from oxillama.convert.encoder import ENCODERS
 from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compiled
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.general import general_keys
+from oxillama.convert.modules import check_modules
 from oxillama.convert.mtp_layers import (
     HEADS,
     Asked,
@@ -223,6 +224,7 @@ def _write(
     vocabulary = vocabulary_keys(folder, family, hyper, beyond)
     check_vocabulary(folder, family.arch, vocabulary)
     check_config(hyper, family, keys, {one.name for one in planned})
+    check_modules(hyper)
     check_head(folder, hyper, planned, keys)
     if not alone:
         check_layers(folder, family.held(hyper), planned)

@@ -1547,6 +1547,27 @@ def test_a_pooling_that_files_cannot_say_is_refused(tmp_path):
         convert_folder(tmp_path / "model", tmp_path / "made.gguf")
 
 
+@pytest.mark.parametrize("kind", ["Dense", "LayerNorm", "SpladePooling"])
+def test_a_module_that_the_file_has_no_place_for_is_refused(kind, tmp_path):
+    """Vectors of LaBSE or sentence-t5 go through a linear layer behind the pooling."""
+    folder = tmp_path / "model"
+    folder_of(golden_of("bert"), folder)
+    names = ["Transformer", "Pooling", "Normalize", "Dropout"]
+    for places, more in ((["", "1_Pooling", "2_N", "3_D"], []), (["", "1_Pooling"], [kind])):
+        listed = [
+            {"type": f"sentence_transformers.models.{name}", "path": place}
+            for name, place in zip([*names[: len(places)], *more], [*places, f"2_{kind}"])
+        ]
+        (folder / "modules.json").write_text(json.dumps(listed))
+        if more:
+            with pytest.raises(ConvertError, match=rf"modules\.json: found a module {kind} in 2_"):
+                convert_folder(folder, tmp_path / "made.gguf")
+        else:
+            convert_folder(folder, tmp_path / "made.gguf")
+            (tmp_path / "made.gguf").unlink()
+    assert not (tmp_path / "made.gguf").exists()
+
+
 def test_the_command_keeps_further_layers_or_not(tmp_path, capsys):
     with_mtp("glm4_moe", tmp_path / "model")
     place, target = str(tmp_path / "model"), tmp_path / "made.gguf"
