@@ -693,6 +693,8 @@ def test_folders_of_deepseek_v4_are_those_of_transformers_too(tmp_path):
         ("phimoe", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, "factor"),
         ("phimoe", {"rope_parameters": {"short_mscale": 1.1, "long_mscale": 1.2}}, "short_mscale"),
         ("t5", {"feed_forward_proj": "gated-silu"}, "feed_forward_proj"),
+        ("t5", {"feed_forward_proj": "relu", "is_gated_act": True}, "is_gated_act"),
+        ("t5_encoder", {"feed_forward_proj": "gated-gelu", "dense_act_fn": "silu"}, "dense_act_fn"),
         ("t5", {"decoder_start_token_id": None}, "decoder_start_token_id"),
         ("t5_encoder", {"relative_attention_max_distance": 64}, "relative_attention_max_distance"),
         ("xlm_rerank", {"id2label": {"0": 1}}, "id2label"),
@@ -1052,6 +1054,12 @@ def test_global_layers_of_modernbert_are_those_of_the_list_or_every_third():
     ):
         found = keys_of("ModernBertModel", config | said)
         assert found["attention.sliding_window_pattern"] == wanted
+
+
+def test_the_epsilon_of_modernbert_is_the_one_that_its_class_reads():
+    config = golden_of("modernbert")["config"] | {"norm_eps": 0.5, "layer_norm_eps": 0.25}
+    found = keys_of("ModernBertModel", config)
+    assert found["attention.layer_norm_epsilon"] == 0.5
 
 
 def test_a_folder_of_modernbert_may_say_its_global_layers_twice(tmp_path):

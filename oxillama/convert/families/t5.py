@@ -94,6 +94,10 @@ def _headed(h: Hyper, *, scaled: Callable[[Hyper], bool]) -> Family:
 def _keys(h: Hyper, k: Keys) -> None:
     h.must_be("relative_attention_max_distance", 128)
     h.must_be("feed_forward_proj", "relu", "gated-gelu")
+    # which transformers makes of it where they are not said, and otherwise follows
+    gated = h.get("feed_forward_proj", default="relu") == "gated-gelu"
+    h.must_be("is_gated_act", gated)
+    h.must_be("dense_act_fn", "gelu_new" if gated else "relu")
     k.u32("context_length", h.integer("n_positions", default=512))
     k.u32("embedding_length", h.hidden)
     k.u32("feed_forward_length", h.integer("d_ff"))
