@@ -1062,6 +1062,18 @@ def test_the_epsilon_of_modernbert_is_the_one_that_its_class_reads():
     assert found["attention.layer_norm_epsilon"] == 0.5
 
 
+def test_rotations_that_a_folder_does_not_say_are_those_of_its_class():
+    config = golden_of("modernbert")["config"]
+    found = keys_of("ModernBertModel", config | {"rope_parameters": None})
+    assert found["rope.freq_base"] == 160000 and found["rope.freq_base_swa"] == 10000
+    found = keys_of("ModernBertModel", config | {"rope_parameters": None, "rope_theta": 500.0})
+    assert found["rope.freq_base"] == 500 and found["rope.freq_base_swa"] == 10000
+    config = golden_of("bamba")["config"]
+    whole = keys_of("BambaForCausalLM", config)["rope.dimension_count"]
+    del config["rope_parameters"]
+    assert keys_of("BambaForCausalLM", config)["rope.dimension_count"] == whole
+
+
 def test_a_folder_of_modernbert_may_say_its_global_layers_twice(tmp_path):
     golden = golden_of("modernbert")
     layers = golden["config"]["num_hidden_layers"]

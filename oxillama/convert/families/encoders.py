@@ -368,6 +368,8 @@ def modern_bert(h: Hyper, k: Keys) -> None:
     h.must_be("classifier_pooling", "cls", "mean")
     _sizes(h, k, h.integer("max_position_embeddings"))
     k.f32("attention.layer_norm_epsilon", h.number("norm_eps", "layer_norm_eps", default=1e-5))
+    k.f32("rope.freq_base", 160000.0)  # those of its class, where nothing else is said
+    k.f32("rope.freq_base_swa", 10000.0)
     rotation(h, k)
     k.u32("attention.sliding_window", h.integer("local_attention"))
     k.u32("attention.sliding_window_pattern", _global_period(h))
