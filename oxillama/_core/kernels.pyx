@@ -108,7 +108,7 @@ def isa_active() -> str:
     """The instruction set in use: the one `OXILLAMA_ISA` names, else the best; ConfigError if that one cannot run here."""
     forced = os.environ.get("OXILLAMA_ISA")
     if forced and forced not in AVAILABLE:
-        raise ConfigError(f"OXILLAMA_ISA: got {forced!r}, this machine runs {', '.join(AVAILABLE)}")
+        raise ConfigError(f"OXILLAMA_ISA: found {forced!r}, this machine runs {', '.join(AVAILABLE)}")
     return forced or AVAILABLE[len(AVAILABLE) - 1]
 
 
@@ -149,7 +149,7 @@ cdef const ox_lanes *lanes_table(object isa) except NULL:
     """The kernels of an instruction set by name, None for the active one; ConfigError when it cannot run here."""
     index = best[<int>ISA_NUMBERS[isa_active()]] if isa is None else LANES.get(isa)
     if index is None:
-        raise ConfigError(f"isa: got {isa!r}, wanted one of {', '.join(LANES)}")
+        raise ConfigError(f"isa: found {isa!r}, wanted one of {', '.join(LANES)}")
     return tables[<int>index]
 
 

@@ -358,13 +358,13 @@ def matmul(weights, const float[:, ::1] x, *, num_threads=1, isa=None, bias=None
 
 def _check(list segments, int64_t cols, bias, gate):
     if not segments or len(segments) > 16 or not all(isinstance(w, PackedMatrix) for w in segments):
-        raise QuantError(f"matmul: got {len(segments)} weights, wanted 1 to 16 PackedMatrix")
+        raise QuantError(f"matmul: found {len(segments)} weights, wanted 1 to 16 PackedMatrix")
     rows = sum(w.rows for w in segments)
     for w in segments:
         if w.cols != cols or w.act != segments[0].act:
             raise QuantError(f"matmul: {w.format} weights of ({w.rows}, {w.cols}) beside x of {cols} columns in {segments[0].act}")
     if gate is not None and (len(segments) != 2 or segments[0].rows != segments[1].rows):
-        raise QuantError(f"matmul: gate {gate!r} wants two matrices of equal rows, got {[w.rows for w in segments]}")
+        raise QuantError(f"matmul: gate {gate!r} wants two matrices of equal rows, found {[w.rows for w in segments]}")
     if bias is not None and np.shape(bias) != (rows,):
         raise QuantError(f"matmul: bias of shape {np.shape(bias)}, wanted ({rows},)")
 

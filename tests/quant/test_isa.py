@@ -95,5 +95,5 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match="isa: found 'avx1024'"):
         packed(x, "Q4_0", None, "avx1024")
     monkeypatch.setenv("OXILLAMA_ISA", "avx1024")
-    with pytest.raises(ConfigError, match="OXILLAMA_ISA: .* 'avx1024'"):
+    with pytest.raises(ConfigError, match="OXILLAMA_ISA: found 'avx1024'"):
         packed(x, "Q4_0", None, None)
