@@ -38,8 +38,10 @@ def pooling(h: Hyper, k: Keys) -> None:
 
 # what changes a vector behind the model, of which a file has linear layers alone, if any
 _DENSE = "Dense"
-_CHANGING = (_DENSE, "LayerNorm", "CNN", "LSTM", "WeightedLayerPooling", "WordWeights")
-_CHANGING += ("SpladePooling", "SparseAutoEncoder", "Asym", "Router")
+_CHANGING = frozenset(
+    (_DENSE, "LayerNorm", "CNN", "LSTM", "WeightedLayerPooling", "WordWeights", "SpladePooling")
+    + ("SparseAutoEncoder", "Asym", "Router")
+)
 
 
 def check_modules(h: Hyper) -> None:
