@@ -400,16 +400,19 @@ cdef class PageMemory:
         return [(heads_mark(&self.layers[i]), self.layers[i].k_dim, self.layers[i].v_dim) for i in range(self.n_layers)]
 
     @property
+    @cython.critical_section
     def capacity(self) -> int:
         """Page ids that are valid: 0 to capacity - 1."""
         return self.names if self.window else self.whole.capacity
 
     @property
+    @cython.critical_section
     def made(self) -> tuple:
         """(frames, near frames) that pages have or had, from the first of their slabs on: no memory above them was touched."""
         return self.whole.made, self.near.made
 
     @property
+    @cython.critical_section
     def memory_bytes(self) -> int:
         """Bytes of all slabs: what they take once all their pages are written."""
         return self.whole.capacity * self.whole.page_bytes + self.near.capacity * self.near.page_bytes
@@ -508,12 +511,14 @@ cdef class PageMemory:
 
     cdef int _check_whole(self, int page, bint bare) except -1:
         """The page is valid, and has all memory (bare: but for the layers with a window)."""
-        self._check(page)
-        self._check_held(page, False)
-        if not bare:
-            self._check_held(page, True)
+        with cython.critical_section(self):
+            self._check(page)
+            self._check_held(page, False)
+            if not bare:
+                self._check_held(page, True)
         return 0
 
+    @cython.critical_section
     def attached(self, int page) -> bool:
         """Whether the page has memory for the keys of windowed layers (always, where none lie apart)."""
         self._check(page)
@@ -658,11 +663,15 @@ cdef class PageMemory:
         """A call that runs without the GIL: until `_end` nothing of this memory is given back. Returns the threads it may have. It may wait for what is
         given back now, so pages are checked after it."""
         cdef int nth = region_threads(worker_count(num_threads))
-        while self.movers:         # who calls again and again shall not keep them waiting
+        cdef bint begun = False
+        while True:
+            with cython.critical_section(self):
+                if not self.movers:         # who calls again and again shall not keep them waiting
+                    self.steps += 1
+                    begun = True
+            if begun:
+                return nth
             time.sleep(1e-5)
-        with cython.critical_section(self):
-            self.steps += 1
-        return nth
 
     cdef int _end(self) except -1:
         with cython.critical_section(self):
@@ -753,10 +762,11 @@ cdef class PageMemory:
         cdef int page, i
         if first < 0 or count > INT_MAX - first or first + count > pages.shape[0] * self.page_size:
             raise PoolError(f"positions: found {first} to {first + count - 1}, wanted 0 to {pages.shape[0] * self.page_size - 1}")
-        for page in pages:
-            self._check(page)
-        for i in range(held // self.page_size, (first + count + self.page_size - 1) // self.page_size if self.window and count else 0):
-            self._check_held(pages[i], one.slabs == &self.near)
+        with cython.critical_section(self):
+            for page in pages:
+                self._check(page)
+            for i in range(held // self.page_size, (first + count + self.page_size - 1) // self.page_size if self.window and count else 0):
+                self._check_held(pages[i], one.slabs == &self.near)
         return 0
 
     def read(self, int page, int layer) -> tuple:
@@ -766,8 +776,9 @@ cdef class PageMemory:
         groups = self.page_size // 16
         self._begin(1)
         try:
-            self._check(page)
-            self._check_held(page, one.slabs == &self.near)
+            with cython.critical_section(self):
+                self._check(page)
+                self._check_held(page, one.slabs == &self.near)
             base = page_of(one, page)
             k = np.frombuffer(base[:one.k_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1)
             v = np.frombuffer((base + one.v_offset)[:one.v_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1) if not one.view else None

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 import oxillama._core
+from oxillama._core.pool import PageMemory
 from oxillama._core.sampler import logprobs
 from oxillama.grammar import Grammar, GrammarLimits, TokenMasker
 
@@ -72,6 +73,32 @@ def test_threads_that_share_scratch_memory_get_the_numbers_of_one_alone():
     assert together(lambda i: [logprobs(rows[i], 7, 5) for _ in range(200)]) == [
         [each] * 200 for each in alone
     ]
+
+
+def test_threads_read_pages_and_sizes_while_others_give_and_take_them():
+    """Without a GIL `tools/sanitize.sh thread` reports what is read while it is written."""
+    memory = PageMemory([(1, 32, 32)] * 2, windows=[0, 32])
+    memory.ensure(32)
+    for page in range(16):
+        memory.attach(page)
+        memory.load(page, bytes([page]) * memory.page_bytes)
+
+    def work(number):
+        for i in range(40):
+            if number == 0:
+                memory.ensure(33 + 500 * i)
+            elif number == 1:
+                memory.attach(16 + i % 8)
+                memory.detach(16 + i % 8)
+            elif number == 2:
+                memory.release(32)
+            else:
+                assert memory.capacity >= 32 and min(memory.made) >= 16 and memory.memory_bytes
+                assert memory.attached(i % 16)
+                assert set(memory.export(i % 16)) == {i % 16}
+
+    together(work)
+    assert [memory.export(page)[0] for page in range(16)] == list(range(16))
 
 
 def test_no_module_needs_a_gil():
