@@ -389,7 +389,11 @@ convert_folder({folder!r}, {str(target)!r}, "Q8_0")
     [
         ("made.gguf", "Q9_K", "unknown recipe 'Q9_K'"),
         (".", "Q8_0", "cannot be written: a folder, wanted a file"),
-        ("nowhere/made.gguf", "Q8_0", "nowhere/made.gguf: cannot be written: No such file"),
+        (
+            "nowhere/made.gguf",
+            "Q8_0",
+            "nowhere/made.gguf: cannot be written: there is no such folder",
+        ),
         ("made-00001-of-00002.gguf", "Q8_0", "the name of one file of 2"),
     ],
 )
