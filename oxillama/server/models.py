@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import re
 import time
 import traceback
@@ -376,7 +377,7 @@ class ModelRegistry:
             raise unusable(path, error) from None
         except BaseException as error:
             self.failures[name] = str(error)
-            raise from_engine(error, param="model") from error
+            raise unusable(path, error) from error
         self.failures.pop(name, None)
         self._loaded[name] = model
 
@@ -456,16 +457,19 @@ def gone(name: str) -> ApiError:
     return ApiError(404, f"model: {shown(name)} is gone", param="model", code="model_not_found")
 
 
-def unusable(path: Path, error: OSError | OxillamaError) -> ApiError:
-    """The error for a file that cannot be loaded."""
-    if isinstance(error, OxillamaError):
-        return from_engine(error, param="model")
-    return ApiError(
-        500,
-        f"model {stem(path)}: cannot be read: {error.strerror}",
-        param="model",
-        code="model_unusable",
-    )
+def unusable(path: Path, error: BaseException) -> ApiError:
+    """The error for a file that cannot be loaded; clients are not told where models lie."""
+    if isinstance(error, OSError) and not isinstance(error, OxillamaError):
+        return ApiError(
+            500,
+            f"model {stem(path)}: cannot be read: {error.strerror}",
+            param="model",
+            code="model_unusable",
+        )
+    found = from_engine(error, param="model")
+    for folder in {path.parent, path.resolve().parent} - {Path()}:
+        found.message = found.message.replace(f"{folder}{os.sep}", "")
+    return found
 
 
 def _drop_locals(error: BaseException | None) -> None:
