@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from operator import index
@@ -334,10 +333,10 @@ class TokenizerBridge:
         )
 
     def _checked(self, token: int) -> int:
-        number = -1
-        if not isinstance(token, bool):
-            with suppress(TypeError):
-                number = index(token)
+        try:
+            number = -1 if isinstance(token, bool) else index(token)
+        except TypeError:
+            number = -1
         if not 0 <= number < len(self._kinds):
             raise TokenizerError(
                 f"token id: found {token!r:.50}, wanted 0 to {len(self._kinds) - 1}"
