@@ -89,13 +89,36 @@ OX_INLINE const void *const *upcoming(walk *w, const void **out)
     return out;
 }
 
+/* The same where tiles work on floats: each tile of queries asks for its share of every group, so that no request waits for room. */
+typedef struct {
+    const void *const *groups;     /* NULL: none */
+    int bytes, share, at;          /* of a group: in all, a tile's share, how far the tiles came */
+} shares;
+
+OX_INLINE shares shares_of(const void *const *groups, int64_t bytes, int queries)
+{
+    shares f = { .groups = groups, .bytes = (int)bytes };
+    if (groups) f.share = ((int)bytes / 64 * OX_TILE_Q + queries - 1) / queries * 64;
+    return f;
+}
+
+OX_INLINE void fetch_share(shares *f)
+{
+    const int end = f->at + f->share < f->bytes ? f->at + f->share : f->bytes;
+    if (!f->groups) return;
+    for (int j = 0; j < OX_BLOCK_GROUPS; j++)
+        for (int b = f->at; b < end; b += 64)
+            OX_FETCH((const char *)f->groups[j] + b);
+    f->at = end;
+}
+
 /* Scores of one head's queries against one block of floats or halves. */
 OX_INLINE void score_block(walk *w, int row, int head)
 {
     ox_split *s = w->s;
     const void *k[OX_BLOCK_GROUPS], *then[OX_BLOCK_GROUPS];
+    const void *const *next = upcoming(w, then);
     int kind = s->kind, queries = w->queries, q0 = queries * head, g0 = w->g0 + OX_BLOCK_GROUPS * row;
-    const void *const *next = NULL;
     place(w, head, k);
     if (kind == OX_KV_F16 && queries > OX_WIDEN) {         /* enough queries to convert once for all */
         for (int j = 0; j < OX_BLOCK_GROUPS; j++) {
@@ -105,12 +128,12 @@ OX_INLINE void score_block(walk *w, int row, int head)
             k[j] = to;
         }
         kind = OX_KV_F32;
-    } else {
-        next = upcoming(w, then);
     }
+    shares later = shares_of(kind == OX_KV_F32 ? next : NULL, kept_bytes(s->kind, 16 * (int64_t)s->k_dim), queries);
     for (int i0 = q0, i1; i0 < q0 + queries; i0 = i1) {
         int first, last;
         i1 = tile_end(i0, q0 + queries);
+        fetch_share(&later);
         if (w->alike) first = w->lo, last = w->hi;
         else bounds(s, i0, i1, &first, &last);
         for (int j = 0, groups = OX_TILE_G(i1 - i0); j < OX_BLOCK_GROUPS; j += groups)
@@ -192,10 +215,15 @@ OX_INLINE void soften(ox_split *s, int i0, int n, int plain)
         top[i] = f32_set1(s->m[i0 + i]);
     }
     for (int g = g0; g < g1; g++)
-        OX_UNROLL for (int i = 0; i < n; i++) {
-            ox_f32x16 v = vec_exp_low(f32_sub(f32_load(p + OX_SPLIT_KEYS * i + 16 * g), top[i]));
-            f32_store(p + OX_SPLIT_KEYS * i + 16 * g, v);
-            sum[i] = f32_add(sum[i], v);
+        OX_UNROLL for (int j = 0; j < n; j += OX_MOST_EXPS) {
+            ox_f32x16 v[OX_MOST_EXPS];
+            const int m = n - j < OX_MOST_EXPS ? n - j : OX_MOST_EXPS;
+            OX_UNROLL for (int i = 0; i < m; i++) v[i] = f32_sub(f32_load(p + OX_SPLIT_KEYS * (j + i) + 16 * g), top[j + i]);
+            vec_exps_low(m, v);
+            OX_UNROLL for (int i = 0; i < m; i++) {
+                f32_store(p + OX_SPLIT_KEYS * (j + i) + 16 * g, v[i]);
+                sum[j + i] = f32_add(sum[j + i], v[i]);
+            }
         }
     OX_UNROLL for (int i = 0; i < n; i++)
         s->l[i0 + i] = f32_hsum(sum[i]);
@@ -291,7 +319,7 @@ OX_INLINE void mix_block(walk *w, int row, int head)
 {
     ox_split *s = w->s;
     const void *v[OX_SPLIT_GROUPS], *then[OX_BLOCK_GROUPS];
-    const void *const *next = NULL;
+    const void *const *next = upcoming(w, then);
     int queries = w->queries, q0 = queries * head, g0 = w->g0 + OX_BLOCK_GROUPS * row;
     int t0 = 16 * g0 > w->lo ? 16 * g0 : w->lo, t1 = 16 * (g0 + OX_BLOCK_GROUPS) < w->hi ? 16 * (g0 + OX_BLOCK_GROUPS) : w->hi;
     const int widen = s->view || (s->kind == OX_KV_F16 && queries > OX_WIDEN) || s->v_dim != s->width, kind = widen ? OX_KV_F32 : s->kind;
@@ -309,10 +337,10 @@ OX_INLINE void mix_block(walk *w, int row, int head)
                        s->kind, end - t, s->v_dim, s->width);
             v[g] = to;
         }
-    else
-        next = upcoming(w, then);
+    shares later = shares_of(kind == OX_KV_F32 ? next : NULL, kept_bytes(s->kind, 16 * (int64_t)s->v_dim), queries);
     for (int i0 = q0, i1; i0 < q0 + queries; i0 = i1) {
         i1 = tile_end(i0, q0 + queries);
+        fetch_share(&later);
         if (w->alike)
             value_tiles[i1 - i0][kind](s->scores + OX_SPLIT_KEYS * i0, v, i0 == q0 ? next : NULL, s->width, t0, t1,
                                        s->acc + (int64_t)s->width * i0, s->width);

@@ -7,6 +7,7 @@ OX_TARGET("avx2,fma,f16c")
 #define OX_TILE_G(mq) ((mq) < 3 ? 2 : 1)
 #define OX_MOST_G 2
 #define OX_WIDEN 6
+#define OX_AIM_Q 96 /* as many again as elsewhere, since what is read is turned into floats once for each tile */
 #define OX_VEC_NAME ox_vec_avx2
 #include "vec/kernels.inc"
 OX_TARGET_END

@@ -13,22 +13,35 @@
 
 #include "vec/acts.h"
 
-/* exp(x) = 2^n p(r): x log2(e) rounded by adding 1.5 * 2^23, whose low bits then hold n; r = x - n ln 2 in two steps. For x <= 88.36 or NaN. */
-OX_INLINE ox_f32x16 vec_exp_low(ox_f32x16 x)
+#define OX_MOST_EXPS 2 /* vectors side by side: one alone is twenty operations that wait for each other */
+
+#define OX_EACH OX_UNROLL for (int i = 0; i < n; i++)
+
+/* exp(x) = 2^m p(r) of n vectors: x log2(e) rounded by adding 1.5 * 2^23, whose low bits then hold m; r = x - m ln 2 in two steps. For x <= 88.36
+ * or NaN. */
+OX_INLINE void vec_exps_low(int n, ox_f32x16 *x)
 {
     const ox_f32x16 shift = f32_set1(0x1.8p23f), least = f32_set1(-0x1.5d4p6f);
-    ox_f32x16 t = f32_fma(x, f32_set1(0x1.715476p0f), shift), n = f32_sub(t, shift);
-    ox_f32x16 r = f32_fnma(n, f32_set1(0x1.62e43p-1f), x);
-    r = f32_fnma(n, f32_set1(-0x1.05c61p-29f), r);
-    ox_f32x16 p = f32_set1(0x1.6a2256p-10f);
-    p = f32_fma(p, r, f32_set1(0x1.123b02p-7f));
-    p = f32_fma(p, r, f32_set1(0x1.5558f8p-5f));
-    p = f32_fma(p, r, f32_set1(0x1.55549p-3f));
-    p = f32_fma(p, r, f32_set1(0x1.fffffcp-2f));
-    p = f32_fma(f32_mul(r, r), p, r);
-    p = f32_add(p, f32_set1(1.0f));
-    p = f32_mul(p, i32_as_f32(i32_add(i32_shl(f32_as_i32(t), 23), i32_set1(0x3f800000))));    /* exact, and NaN stays NaN (its bits take no sums) */
-    return f32_select_lt(x, least, f32_zero(), p);
+    ox_f32x16 t[OX_MOST_EXPS], m[OX_MOST_EXPS], r[OX_MOST_EXPS], p[OX_MOST_EXPS];
+    OX_EACH t[i] = f32_fma(x[i], f32_set1(0x1.715476p0f), shift);
+    OX_EACH m[i] = f32_sub(t[i], shift);
+    OX_EACH r[i] = f32_fnma(m[i], f32_set1(0x1.62e43p-1f), x[i]);
+    OX_EACH r[i] = f32_fnma(m[i], f32_set1(-0x1.05c61p-29f), r[i]);
+    OX_EACH p[i] = f32_fma(f32_set1(0x1.6a2256p-10f), r[i], f32_set1(0x1.123b02p-7f));
+    OX_EACH p[i] = f32_fma(p[i], r[i], f32_set1(0x1.5558f8p-5f));
+    OX_EACH p[i] = f32_fma(p[i], r[i], f32_set1(0x1.55549p-3f));
+    OX_EACH p[i] = f32_fma(p[i], r[i], f32_set1(0x1.fffffcp-2f));
+    OX_EACH p[i] = f32_fma(f32_mul(r[i], r[i]), p[i], r[i]);
+    OX_EACH p[i] = f32_add(p[i], f32_set1(1.0f));
+    OX_EACH p[i] = f32_mul(p[i], i32_as_f32(i32_add(i32_shl(f32_as_i32(t[i]), 23), i32_set1(0x3f800000))));   /* exact, and NaN stays NaN */
+    OX_EACH x[i] = f32_select_lt(x[i], least, f32_zero(), p[i]);
+}
+#undef OX_EACH
+
+OX_INLINE ox_f32x16 vec_exp_low(ox_f32x16 x)
+{
+    vec_exps_low(1, &x);
+    return x;
 }
 
 OX_INLINE ox_f32x16 vec_exp(ox_f32x16 x) { return vec_exp_low(f32_min(f32_set1(0x1.617p6f), x)); }

@@ -5,6 +5,7 @@
 #define OX_TILE_G(mq) 2
 #define OX_MOST_G 2
 #define OX_WIDEN 6
+#define OX_AIM_Q 48
 #define OX_VEC_NAME ox_vec_neon
 #include "vec/kernels.inc"
 #endif

@@ -5,6 +5,7 @@
 #define OX_TILE_G(mq) 1
 #define OX_MOST_G 1
 #define OX_WIDEN 4
+#define OX_AIM_Q 48
 #define OX_UNROLL
 #define OX_VEC_NAME ox_vec_scalar
 #include "vec/kernels.inc"

@@ -11,7 +11,7 @@ enum {
     OX_SPLIT_KEYS = 256,   /* keys of a split: a softmax is computed within splits at fixed absolute positions, then merged in order */
     OX_SPLIT_GROUPS = 16,  /* groups of 16 keys in a split */
     OX_BLOCK_GROUPS = 4,   /* groups worked on together */
-    OX_MAX_QUERIES = 64    /* queries of a tile */
+    OX_MAX_QUERIES = 128   /* queries of a tile: a third more than any table aims at, since rows have all heads of a group */
 };
 
 /* How keys and values are kept (vec/keep.h draws them). */
@@ -91,6 +91,7 @@ typedef struct {
 } ox_wkv;
 
 typedef struct {
+    int queries;    /* of a prompt that a tile of attention aims at: a multiple of every register tile */
     void (*rms_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n);
     void (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n);
     void (*add)(float *out, const float *x, const float *y, int64_t n);

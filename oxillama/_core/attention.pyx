@@ -43,7 +43,8 @@ cdef extern from "block.h" nogil:
 
 cdef enum:
     Q8_32 = 1                        # activations of keys in panels
-    TILE_QUERIES = 48                # queries aimed at for a tile: a multiple of every register tile
+    VIEW_QUERIES = 48                # queries aimed at for a tile over a view, each of which turns the values anew
+    HEAD_QUERIES = 64                # those of KV heads that go together, and of a row over a view
     PARTIAL_LIMIT = 16 << 20         # floats: beyond this a tile's splits are folded by one worker
     WARM_GROUPS = 8                  # groups of 16 keys fetched before the op begins
     ITEMS_PER_WORKER = 4             # fewer items than this a worker: go by splits
@@ -364,7 +365,7 @@ cdef Cut cut_op(const AttendArgs *a, const Step *step, const Tiles *tiles, int n
     for tile in range(tiles.count):
         splits += last_split(a, step, tiles, tile) - first_split(a, step, tiles, tile) + 1
     if a.parts == 1 and not (a.picked and (a.each or a.ratio % 16)):      # what is picked is so for one head
-        together = max(1, min(<int>OX_MAX_QUERIES // (tiles.widest * a.share), a.kv_heads))
+        together = max(1, min(<int>HEAD_QUERIES // (tiles.widest * a.share), a.kv_heads))
     deep = together > 1 and splits >= DEEP_SPLITS * tiles.count and items < together * ITEMS_PER_WORKER * nth
     cut.splits = splits if nth > 1 and splits > tiles.count and (deep or items < ITEMS_PER_WORKER * nth) else 0
     if <size_t>(cut.splits * a.kv_heads * a.parts) * partial_size(a, tiles) > PARTIAL_LIMIT:
@@ -591,11 +592,12 @@ cdef class AttendOp(Op):
             a.relative, a.reach = &self.relative[0], shape[1] // 2
         plan.sees(bool(p["causal"]))
         a.group = a.q_heads // a.kv_heads
-        a.share = min(a.group, <int>OX_MAX_QUERIES if a.view else <int>TILE_QUERIES)      # each tile turns the values of a view anew
+        aim = <int>VIEW_QUERIES if a.view else vec_table(plan.isa).queries
+        a.share = min(a.group, <int>HEAD_QUERIES if a.view else aim)
         a.parts = (a.group + a.share - 1) // a.share
         a.width = (a.v_dim + 15) // 16 * 16
         # each row has its own choice
-        rows = 1 if a.blocks >= 0 and a.chosen >= 0 else max(1, (TILE_QUERIES + a.share // 2) // a.share), a.alone
+        rows = 1 if a.blocks >= 0 and a.chosen >= 0 else max(1, (aim + a.share // 2) // a.share), a.alone
         if p["out"] in (p["x"], p["chosen"]):
             raise plan.fail(f"out is slot {p['out']}, which it reads")
         if rows not in plan.tile_rows:

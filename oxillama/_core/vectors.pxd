@@ -80,6 +80,7 @@ cdef extern from "vec/table.h" nogil:
         float *state
         float *y
     ctypedef struct ox_vec:
+        int queries
         void (*rms_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept nogil
         void (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept nogil
         void (*add)(float *out, const float *x, const float *y, int64_t n) noexcept nogil
