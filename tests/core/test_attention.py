@@ -18,6 +18,7 @@ SHAPES = [
     dict(q_heads=2, kv_heads=1, k_dim=5, v_dim=3),
     dict(q_heads=6, kv_heads=2, k_dim=80, v_dim=112),
     dict(q_heads=71, kv_heads=1, k_dim=16),
+    dict(q_heads=64, kv_heads=1, k_dim=16),  # two rows are as many queries as a tile may have
     dict(q_heads=32, kv_heads=8, k_dim=64),
 ]
 
@@ -121,7 +122,7 @@ def test_every_instruction_set_gives_the_same_bits(shape, kv_type):
 @pytest.mark.parametrize("more", [dict(), dict(window=37), dict(window=300, softcap=3.0)], ids=str)
 @pytest.mark.parametrize(
     "shape",
-    [SHAPES[0], SHAPES[2], SHAPES[6], SHAPES[7]],
+    [SHAPES[0], SHAPES[2], SHAPES[6], SHAPES[7], SHAPES[8]],
     ids=lambda s: "-".join(map(str, s.values())),
 )
 def test_chunks_threads_pages_and_page_sizes_never_change_a_bit(shape, more):
