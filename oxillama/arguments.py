@@ -389,6 +389,12 @@ def checked_flag(name: str, value: Any) -> bool:
     return value
 
 
+def check_progress(value: Any, given: str = "(done, total)") -> None:
+    """Raise ConfigError unless progress is told to a function or, with None, to nobody."""
+    if value is not None and not callable(value):
+        raise ConfigError(f"progress: found {value!r:.50}, wanted a function {given}")
+
+
 def path_of(name: str, value: Any) -> Path:
     """A path of any type; ConfigError otherwise."""
     if not isinstance(value, (str, PathLike)):

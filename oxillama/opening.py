@@ -15,6 +15,7 @@ from typing import Any
 from blake3 import blake3
 
 from oxillama._core.tape import Batch, CancelFlag
+from oxillama.arguments import check_progress
 from oxillama.audio import AudioLimits, Hearing
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
@@ -98,8 +99,7 @@ def open_model(
     """Load the GGUF file at a path or in bytes, as the config says. `progress(done, total)` is
     called with the bytes of weights prepared.
     """
-    if progress is not None and not callable(progress):
-        raise ConfigError(f"progress: found {progress!r:.50}, wanted a function (done, total)")
+    check_progress(progress)
     if tokenizer_json is not None and config.tokenizer_path is not None:
         raise ConfigError(
             f"tokenizer_json: found together with tokenizer_path {str(config.tokenizer_path)!r}, "

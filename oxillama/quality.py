@@ -30,7 +30,7 @@ import numpy as np
 
 from oxillama._core.filemap import FileMap
 from oxillama.api import InferenceEngine
-from oxillama.arguments import checked_ids, whole
+from oxillama.arguments import check_progress, checked_ids, path_of, whole
 from oxillama.durable import replacing
 from oxillama.engine.embedding import submit_rows
 from oxillama.errors import ConfigError, EngineError, NoNextToken, QuantError
@@ -147,6 +147,10 @@ def perplexity(
             f"perplexity: found {engine.config.architecture}, which fills in masks and has no next "
             "token, wanted a model that has one"
         )
+    check_progress(progress)
+    for name, path in (("save_logits", save_logits), ("kl_base", kl_base)):
+        if path is not None:
+            path_of(name, path)
     if save_logits is not None:
         check_apart("save_logits", save_logits, engine.model_files)
         if kl_base is not None and is_among(save_logits, [kl_base]):
@@ -365,6 +369,7 @@ def collect_imatrix(
     ConfigError for a text shorter than a window, or a window longer than a step.
     """
     _check_engine(engine)
+    check_progress(progress)
     if context is None:
         context = usual_window(widest_collected(engine))
     windows = windows_of(engine, text, context, limit)

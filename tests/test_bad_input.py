@@ -811,6 +811,69 @@ def test_an_array_without_dimensions_is_no_list(engine, name):
         (lambda e: e.restore_from_file(5), "restore_from_file: found int, wanted a path"),
         (lambda e: e.resume_from_file(5), "resume_from_file: found int, wanted a path"),
         (lambda e: e.resume(b"", loras=5), "loras: found int, wanted a list of files"),
+        (
+            lambda e: oxillama.TriggeredGrammar("hermes", [TOOL], reasoning="x"),
+            "reasoning: found 'x', wanted a ReasoningFormat",
+        ),
+        (
+            lambda e: oxillama.TriggeredGrammar("hermes", [TOOL], parallel=None),
+            "parallel: found None, wanted True or False",
+        ),
+        (
+            lambda e: oxillama.ToolCallGrammar("hermes", [TOOL], closed="x"),
+            "closed: found 'x', wanted True or False",
+        ),
+        (
+            lambda e: oxillama.TriggeredGrammar("hermes", [TOOL]).state(5),
+            "masker: found int, wanted a TokenMasker",
+        ),
+        (
+            lambda e: oxillama.ToolDispatcher().dispatch(5),
+            "call: found int, wanted a ToolCall",
+        ),
+        (
+            lambda e: asyncio.run(oxillama.ToolDispatcher().dispatch_async("x")),
+            "call: found str, wanted a ToolCall",
+        ),
+        (lambda e: oxillama.apply_grammar_mask(ROW, 5), "state: found int, wanted a GrammarState"),
+        (lambda e: oxillama.perplexity(e, "x", kl_base=5), "kl_base: found int, wanted a path"),
+        (
+            lambda e: oxillama.perplexity(e, "x", save_logits=5),
+            "save_logits: found int, wanted a path",
+        ),
+        (lambda e: oxillama.perplexity(e, "x", progress=5), "progress: found 5, wanted a function"),
+        (
+            lambda e: oxillama.collect_imatrix(e, "x", progress=5),
+            "progress: found 5, wanted a function",
+        ),
+        (lambda e: oxillama.merge_lora(5, [], "x"), "base: found int, wanted a path"),
+        (
+            lambda e: oxillama.merge_lora("x", [], "x", progress=5),
+            "progress: found 5, wanted a function",
+        ),
+        (
+            lambda e: oxillama.quant.quantize_file("x", "y", "Q8_0", progress=5),
+            "progress: found 5, wanted a function",
+        ),
+        (
+            lambda e: oxillama.convert.convert_folder("x", "y", progress=5),
+            "progress: found 5, wanted a function",
+        ),
+        (lambda e: oxillama.convert.convert_folder("x", "y", 5), "type: found 5, wanted auto"),
+        (lambda e: oxillama.convert.convert_encoder("x", "y", 5), "type: found 5, wanted auto"),
+        (lambda e: oxillama.KvCachePool(5), "memory: found 5, wanted memory of pages"),
+        (lambda e: oxillama.PagedKvCache("x"), "pool: found 'x', wanted a KvCachePool"),
+        (lambda e: oxillama.PrefixKvCache(pool=5), "pool: found 5, wanted a KvCachePool"),
+        (lambda e: oxillama.SsmStatePool(5), "memory: found 5, wanted memory of state slots"),
+        (lambda e: oxillama.EngineSnapshot.of(5), "saved: found int, wanted an opened snapshot"),
+        (
+            lambda e: oxillama.SamplerConfig(samplers="y" * 99),
+            r"samplers: found 'y{49}, wanted a list of stage names",
+        ),
+        (
+            lambda e: e.chat([{"role": "user", "content": "x"}], tools=[TOOL], tool_choice=LONG),
+            r"tool_choice: found 'q{49}, wanted one of auto",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_named(engine, call, told):
@@ -819,7 +882,10 @@ def test_a_value_of_another_type_is_named(engine, call, told):
 
 
 SAMPLER = oxillama.Sampler(GREEDY, vocab_size=4)
+ROW = np.zeros(4, np.float32)
 YES = oxillama.Grammar.from_choices(["yes"])
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+LONG = "q" * 99
 
 
 def test_a_snapshot_that_is_not_there_is_named(engine, tmp_path):

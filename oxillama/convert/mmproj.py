@@ -17,6 +17,7 @@ from typing import cast
 
 import numpy as np
 
+from oxillama.arguments import check_progress, is_one_of
 from oxillama.convert import encoders  # noqa: F401  (registers them)
 from oxillama.convert.checks import PlannedFile
 from oxillama.convert.encoder import ENCODERS, LAYERS, Encoder, MediaHyper
@@ -81,9 +82,10 @@ def convert_encoder(
     total, and the current one. ConvertError, naming the cause, if the folder has no encoder of
     images or audio, or one that cannot be converted; then no file is left behind.
     """
-    wanted = type.upper()
-    if wanted not in TYPES:
-        raise ConvertError(f"type: found {type!r}, wanted auto, F32, F16, BF16 or Q8_0")
+    check_progress(progress, "(done, total, name)")
+    wanted = type.upper() if isinstance(type, str) else type
+    if not is_one_of(wanted, TYPES):
+        raise ConvertError(f"type: found {type!r:.50}, wanted auto, F32, F16, BF16 or Q8_0")
     folder = ModelFolder(source)
     found = encoders_of(folder)
     folder.check_complete()

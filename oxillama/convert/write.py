@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from oxillama.arguments import check_progress
 from oxillama.convert import families  # noqa: F401  (registers them)
 from oxillama.convert.accounts import check_config
 from oxillama.convert.checks import (
@@ -152,6 +153,9 @@ def convert_folder(
     is called with the number of tensors done, the total, and the current one. ConvertError, naming
     the cause, if the folder cannot be converted; then no file is left behind.
     """
+    check_progress(progress, "(done, total, name)")
+    if not isinstance(type, str):
+        raise ConvertError(f"type: found {type!r:.50}, wanted auto, F32, F16, BF16 or a recipe")
     folder = ModelFolder(source)
     wanted = type.upper()
     if wanted in (*FLOATS, "AUTO"):

@@ -246,4 +246,6 @@ def apply_grammar_mask(logits: np.ndarray, state: GrammarState) -> int:
             f"logits: found {getattr(logits, 'dtype', type(logits).__name__)} of shape "
             f"{np.shape(logits)}, wanted one float32 row"
         )
+    if not hasattr(state, "mask"):
+        raise GrammarError(f"state: found {type(state).__name__}, wanted a GrammarState")
     return apply_bits(logits, state.mask())

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.codecs import unpack_rows
+from oxillama.arguments import check_progress, path_of
 from oxillama.errors import ConfigError, GgufError, LoraError
 from oxillama.gguf import GgufReader, GgufWriter, TensorInfo, architecture, is_among
 from oxillama.lora.file import EMBEDDING, LoraFile
@@ -61,7 +62,8 @@ def merge_lora(
     LoraError for an adapter that does not fit, ConfigError without adapters or for a target that is
     one of the inputs; then no file is written.
     """
-    with GgufReader(Path(base)) as reader:
+    check_progress(progress, "(done, total, name)")
+    with GgufReader(path_of("base", base)) as reader:
         found: list[tuple[LoraFile, float]] = []
         for path, scale in paths_with_scales(adapters, option="adapters"):
             if Path(path).is_file() and is_among(target, (Path(path),)):

@@ -18,6 +18,7 @@ import numpy as np
 
 from oxillama._core.codecs import first_beyond, unpack_rows
 from oxillama._core.threads import worker_count
+from oxillama.arguments import check_progress
 from oxillama.errors import ConfigError, QuantError
 from oxillama.gguf import GgufReader, GgufWriter, TensorInfo, architecture, is_among
 from oxillama.quant.contexts import tensor_contexts
@@ -178,6 +179,7 @@ def quantize_file(
     that is one of the inputs. ModelError for keys that are not sizes, GgufError for a `dst` where
     no file can be written.
     """
+    check_progress(progress, "(done, total, name)")
     recipe = recipe_name(recipe)
     if pure and recipe_named(recipe).base is None:
         raise QuantError(

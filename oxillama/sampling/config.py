@@ -330,11 +330,11 @@ def _token_key(key: Any) -> Any:
 
 def _order(values: Any) -> tuple[str, ...]:
     if isinstance(values, str) or not listable(values):
-        raise ConfigError(f"samplers: found {values!r}, wanted a list of stage names")
+        raise ConfigError(f"samplers: found {values!r:.50}, wanted a list of stage names")
     out = tuple(values)
     for name in out:
         if not is_one_of(name, REORDERABLE):
-            raise ConfigError(f"samplers: found {name!r}, wanted one of {list(REORDERABLE)}")
+            raise ConfigError(f"samplers: found {name!r:.50}, wanted one of {list(REORDERABLE)}")
         if out.count(name) > 1:
             raise ConfigError(f"samplers: found {name!r} twice, wanted each stage once")
     return out

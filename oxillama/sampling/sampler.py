@@ -249,9 +249,13 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """`token` is now part of the text; it counts towards min_tokens."""
+        if type(token) is not int:
+            if not isinstance(token, np.integer):
+                raise SamplingError(f"accept: found {token!r:.50}, wanted a token id")
+            token = int(token)
         self._core.accept(token)
         if self.processors:
-            self._tokens.append(int(token))
+            self._tokens.append(token)
 
     def accept_prompt(self, ids: Sequence[int] | np.ndarray) -> None:
         """Take the tokens of the prompt: penalties and DRY see them, min_tokens does not."""

@@ -113,6 +113,11 @@ class EngineSnapshot:
     @classmethod
     def of(cls, saved: Envelope) -> EngineSnapshot:
         """The same of an opened snapshot."""
+        if not isinstance(saved, Envelope):
+            raise ConfigError(
+                f"saved: found {type(saved).__name__}, wanted an opened snapshot (`inspect` reads "
+                "a path or bytes)"
+            )
         facts = load_facts(KIND, saved.read("facts", at_most=_MOST_FACTS))
         with typed(KIND, "facts"):
             if facts["kind"] != "session":

@@ -83,6 +83,11 @@ def failed(call: ToolCall, kind: str, error: str) -> ToolResult:
     return ToolResult(call, json.dumps({"error": error}, ensure_ascii=False), None, error, kind)
 
 
+def _check_call(call: Any) -> None:
+    if not isinstance(call, ToolCall):
+        raise ConfigError(f"call: found {type(call).__name__}, wanted a ToolCall")
+
+
 class ToolDispatcher:
     """Functions by the name under which a model calls them. Arguments are checked before a function
     is called.
@@ -190,6 +195,7 @@ class ToolDispatcher:
 
     def _prepared(self, call: ToolCall) -> tuple[Callable[..., Any], ToolResult | None]:
         """(the function, the error of the call or None)."""
+        _check_call(call)
         if call.name not in self._tools:
             names = ", ".join(self._tools) or "none: there are no tools"
             error = f"{call.name}: is not a tool, wanted one of {names}"
@@ -211,8 +217,7 @@ class NoOpDispatcher:
 
     def dispatch(self, call: ToolCall) -> ToolResult:
         """The same for every call."""
-        if not isinstance(call, ToolCall):
-            raise ConfigError(f"call: found {type(call).__name__}, wanted a ToolCall")
+        _check_call(call)
         if self.answer is None:
             return failed(call, "no_tools", f"{call.name}: tools are not run here")
         return ToolResult(call, self.answer)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from oxillama.arguments import is_one_of
+from oxillama.arguments import checked_flag, is_one_of
 from oxillama.errors import ConfigError
 from oxillama.grammar import Grammar, GrammarLimits, GrammarState
 from oxillama.grammar.composer import Composer
@@ -44,9 +44,10 @@ def ToolCallGrammar(
     tools or an unknown name, GrammarError for a schema that cannot be enforced, naming the tool.
     """
     kind, tools = format_of(format), tools_of(tools)
+    parallel, closed = checked_flag("parallel", parallel), checked_flag("closed", closed)
     if name is not None and not is_one_of(name, [tool.name for tool in tools]):
         raise ConfigError(
-            f"tool_choice: found {name!r}, wanted one of "
+            f"tool_choice: found {name!r:.50}, wanted one of "
             f"{', '.join(tool.name for tool in tools) or 'no tools'}"
         )
     chosen = [tool for tool in tools if name in (None, tool.name)]
@@ -77,6 +78,7 @@ def ReplyGrammar(
     answered: an answer may come instead of a call, constrained by `answer` (None: any text). Other
     arguments are those of `ToolCallGrammar`.
     """
+    answered, closed = checked_flag("answered", answered), checked_flag("closed", closed)
     composer = Composer(token_ids=token_ids)
     nodes = CallNodes(composer, HARMONY, closed=closed, strict=strict, limits=limits)
     calls = [(tool.name, nodes.arguments(tool)) for tool in tools_of(tools)]

@@ -356,7 +356,7 @@ def _choice(given: Any, tools: tuple[Tool, ...]) -> tuple[str, str | None]:
         return "named", name
     if not is_one_of(given, CHOICES):
         raise ConfigError(
-            f"tool_choice: found {given if name is None else name!r}, wanted one of "
+            f"tool_choice: found {given if name is None else name!r:.50}, wanted one of "
             f"{', '.join((*CHOICES, *names))}"
         )
     if given == "required" and not tools:

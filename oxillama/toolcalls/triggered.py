@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from oxillama.arguments import checked_flag
 from oxillama.errors import ConfigError, GrammarError, not_pickled
 from oxillama.grammar import Grammar, GrammarLimits, GrammarState, TokenMasker
 from oxillama.grammar.automaton import read_saved
@@ -64,15 +65,18 @@ class TriggeredGrammar:
         limits: GrammarLimits | None = None,
     ) -> None:
         self.format, self.tools = format_of(format), tools_of(tools)
+        if reasoning is not None and not isinstance(reasoning, ReasoningFormat):
+            raise ConfigError(f"reasoning: found {reasoning!r:.50}, wanted a ReasoningFormat")
+        reasoning_opened = checked_flag("reasoning_opened", reasoning_opened)
         if self.format.style == "harmony":
             raise ConfigError(
                 "tool call format harmony: has no free text, wanted the grammar of a whole reply "
                 "(ReplyGrammar)"
             )
         self.parallel, self.closed, self.strict, self.limits = (
-            bool(parallel),
-            bool(closed),
-            bool(strict),
+            checked_flag("parallel", parallel),
+            checked_flag("closed", closed),
+            checked_flag("strict", strict),
             limits,
         )
         # One block of calls; the next block has an opening of its own.
@@ -119,6 +123,8 @@ class TriggeredGrammar:
         """A state at the beginning of a reply; with a `TokenMasker` it can give masks and take
         tokens.
         """
+        if masker is not None and not hasattr(masker, "resolve"):
+            raise GrammarError(f"masker: found {type(masker).__name__}, wanted a TokenMasker")
         return TriggeredState(self, masker)
 
     def describe(self) -> dict[str, Any]:

@@ -280,6 +280,9 @@ def test_token_ids_are_never_rounded_or_wrapped():
             s.accept_prompt(bad)
         with pytest.raises(SamplingError, match="recent: found"):
             SamplerChain(seed=1).sample(rows(1)[0], bad)
+    for bad in ("a", 1.0, None, True, [1], VOCAB, -1, np.int64(VOCAB)):
+        with pytest.raises(SamplingError, match="accept: found"):
+            s.accept(bad)
     s.accept_prompt([])
     with pytest.raises(SamplingError, match="set_history: found generated -1, wanted an integer"):
         s.set_history([1, 2], generated=-1)

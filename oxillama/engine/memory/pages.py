@@ -121,6 +121,8 @@ class KvCachePool:
             raise PoolError(
                 f"max_pages: found {max_pages!r}, wanted an integer of 1 or more, or None"
             )
+        if not hasattr(memory, "page_bytes"):
+            raise PoolError(f"memory: found {memory!r:.50}, wanted memory of pages")
         self.memory: Any = memory
         self.page_size = page_size
         self.max_pages = max_pages
@@ -331,6 +333,8 @@ class PagedKvCache:
     )
 
     def __init__(self, pool: KvCachePool) -> None:
+        if not isinstance(pool, KvCachePool):
+            raise PoolError(f"pool: found {pool!r:.50}, wanted a KvCachePool")
         self.pool = pool
         self.length = 0
         self.pages: list[int] = []

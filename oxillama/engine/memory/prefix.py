@@ -89,6 +89,8 @@ class PrefixKvCache:
         stateful: bool = False,
         alive: Callable[[Any], bool] = lambda checkpoint: True,
     ) -> None:
+        if not hasattr(pool, "memory"):
+            raise ConfigError(f"pool: found {pool!r:.50}, wanted a KvCachePool")
         for name, value, least in (
             ("min_prefix_len", min_prefix_len, 1),
             ("max_entries", max_entries, 0),

@@ -142,6 +142,8 @@ class SsmStatePool:
         checkpoint_bytes: int = 256 << 20,
         spare_bytes: int = 512 << 20,
     ) -> None:
+        if not hasattr(memory, "slot_bytes"):
+            raise PoolError(f"memory: found {memory!r:.50}, wanted memory of state slots")
         self.memory = memory
         self.slots = SequencePool(capacity)
         self.checkpoint_bytes = checkpoint_bytes
