@@ -292,7 +292,7 @@ def trie(list words, Py_ssize_t most):
             others[c] = k
     memset(&flat, 0, sizeof(Ints))
     try:
-        reserve(&flat, width)
+        reserve(&flat, width + 1)        # not none: of empty texts alone there is no letter, and `memset` takes no NULL
         memset(flat.data, 0xFF, width * sizeof(int32_t))
         flat.n = width
         for word in words:
