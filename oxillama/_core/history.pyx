@@ -27,30 +27,33 @@ cdef void window_add(Memory *m, int32_t token, int by) noexcept nogil:
 
 
 cdef int window_rebuild(Memory *m, int64_t window) except -1:
-    """Makes the counts anew from the history, with room for twice the distinct tokens."""
+    """Makes the counts anew from the history, with room for twice the distinct tokens. Where memory is refused they stay as they were."""
     cdef int64_t n = m.length if window < 0 or window > m.length else window
     cdef int64_t slots = 64, i, distinct = 0
+    cdef Memory made = m[0]
     for i in range(m.slots):
         distinct += m.slot_token[i] >= 0 and m.slot_count[i] > 0
     while slots < 4 * (distinct + 1):
         slots *= 2
     while True:
-        if slots != m.slots:
+        made.slot_token, made.slot_count = <int32_t *>malloc(slots * 4), <int32_t *>malloc(slots * 4)
+        made.slots, made.used = slots, 0
+        if made.slot_token == NULL or made.slot_count == NULL:
+            free(made.slot_token)
+            free(made.slot_count)
+            raise MemoryError("penalty window")
+        memset(made.slot_token, 0xff, slots * 4)
+        for i in range(m.length - n, m.length):
+            if made.used * 2 >= slots:
+                break
+            window_add(&made, m.history[i], 1)
+        else:
             free(m.slot_token)
             free(m.slot_count)
-            m.slot_token = <int32_t *>malloc(slots * 4)
-            m.slot_count = <int32_t *>malloc(slots * 4)
-            if m.slot_token == NULL or m.slot_count == NULL:
-                raise MemoryError("penalty window")
-            m.slots = slots
-        memset(m.slot_token, 0xff, slots * 4)
-        m.used = 0
-        for i in range(m.length - n, m.length):
-            if m.used * 2 >= m.slots:
-                break
-            window_add(m, m.history[i], 1)
-        else:
+            m[0] = made
             return 0
+        free(made.slot_token)
+        free(made.slot_count)
         slots *= 2
 
 
@@ -77,16 +80,16 @@ cdef int grow(Memory *m, int64_t more, int64_t keep) except -1:
 
 
 cdef int take(Memory *m, int32_t token, int64_t keep, int64_t window) except -1:
-    """Adds a token; the counts go on over the last `window` tokens (-1: all)."""
+    """Adds a token; the counts go on over the last `window` tokens (-1: all). Where memory is refused it is not added."""
     grow(m, 1, keep)
+    if window != 0 and 2 * (m.used + 1) > m.slots:
+        window_rebuild(m, window)
     m.history[m.length] = token
     m.length += 1
     if window != 0:
         window_add(m, token, 1)
         if 0 < window < m.length:
             window_add(m, m.history[m.length - 1 - window], -1)
-        if 2 * m.used > m.slots:
-            window_rebuild(m, window)
     return 0
 
 

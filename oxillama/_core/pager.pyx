@@ -197,10 +197,17 @@ cdef class Pager:
             raise ConfigError(f"source: found {source!r}, wanted one of {', '.join(SOURCES)}")
         self.labels, self.maps = [label for _, label, _ in files], []
         self.names, self.ops, self.made, self.ring_bytes, self.page_bytes = [], [], {}, ring_bytes, page_bytes
-        self.poll, self.n_files = poll, len(files)
+        self.poll = poll
         self.files = <ox_paged_file *>calloc(max(1, len(files)), sizeof(ox_paged_file))
+        if self.files == NULL:
+            for fd, _, _ in files:
+                ox_file_close(fd)
+            raise MemoryError
+        for i, (fd, _, _) in enumerate(files):      # from here on they are closed whatever fails
+            self.files[i].fd, self.files[i].direct = fd, -1
+        self.n_files = len(files)
         self.pager = <ox_pager *>ox_block_new(OX_SIZE_OF_PAGER)
-        if self.files == NULL or self.pager == NULL:
+        if self.pager == NULL:
             raise MemoryError
         ox_pager_clear(self.pager)
         for i, (fd, _, mapping) in enumerate(files):
@@ -218,7 +225,7 @@ cdef class Pager:
     cdef int _open(self, ox_paged_file *file, int fd, object mapping, bint direct) except -1:
         cdef Py_buffer view
         status = os.fstat(fd)
-        file.fd, file.direct, file.size = fd, -1, status.st_size
+        file.size = status.st_size
         file.seconds, file.nanoseconds = status.st_mtime_ns // 1000000000, status.st_mtime_ns % 1000000000
         if direct and hasattr(os, "O_DIRECT"):
             try:
@@ -239,13 +246,13 @@ cdef class Pager:
         cdef Whole *whole = <Whole *>self.pager
         if self.pager != NULL:
             self._end_readers()
-            self._close_files()
             free(whole.thread)
             ox_ring_free(self.pager)
             free(whole.queue)
             free(whole.caches)
             free(whole.todo)
             ox_block_free(self.pager)
+        self._close_files()
         free(self.spare)
         free(self.files)
 
@@ -295,6 +302,8 @@ cdef class Pager:
         made.op.per = max(<int64_t>1, self.page_bytes // (most * step))
         pages = []
         made.op.first = <int *>calloc(len(matrices), sizeof(int))
+        if made.op.first == NULL:
+            raise MemoryError
         for i, side in enumerate(sides):
             made.op.first[i] = len(pages)
             matrix = side[0]
@@ -303,7 +312,7 @@ cdef class Pager:
                 pages.append(([(one, first, panels) for one in side], (panels + step - 1) // step, matrix.paged_name))
         made.op.count = len(pages)
         made.op.pages = <ox_page *>calloc(len(pages), sizeof(ox_page))
-        if made.op.first == NULL or made.op.pages == NULL:
+        if made.op.pages == NULL:
             raise MemoryError
         for k, (parts, chunks, name) in enumerate(pages):
             made._page(&made.op.pages[k], parts, chunks, name)
@@ -352,14 +361,20 @@ cdef class Pager:
             self.ops.append(made)
             if self.sealed:
                 self._seal()
+        except BaseException:       # or the next one that asks would get it, without room in the ring
+            self.made.pop(key, None)
+            self.ops[:] = [one for one in self.ops if one is not made]
+            raise
         finally:
             if self.sealed:
                 self.resume()
 
     cdef int _seal(self) except -1:
-        """Memory of the ring and of the list of what is asked for, once ops are known; again where a program comes later."""
+        """Memory of the ring and of the list of what is asked for, once ops are known; again where a program comes later. Where memory is refused
+        the pager is what it was."""
         cdef Whole *whole = <Whole *>self.pager
         cdef PagedOp op
+        cdef void *grown
         cdef int64_t most = 64, count = 0, total = 1
         cdef int i, caches = 0
         for op in self.ops:
@@ -369,18 +384,22 @@ cdef class Pager:
             for i in range(op.op.count):
                 most, count = max(most, op.op.pages[i].nbytes), count + 1
         most = (most + 4095) // 4096 * 4096
-        whole.caches = <ox_experts **>realloc(whole.caches, max(1, caches) * sizeof(void *))
-        whole.queue = <Request *>realloc(whole.queue, total * OX_SIZE_OF_REQUEST)
-        if whole.caches == NULL or whole.queue == NULL:
+        grown = realloc(whole.caches, max(1, caches) * sizeof(void *))
+        if grown == NULL:
             raise MemoryError
+        whole.caches = <ox_experts **>grown
+        grown = realloc(whole.queue, total * OX_SIZE_OF_REQUEST)
+        if grown == NULL:
+            raise MemoryError
+        whole.queue = <Request *>grown
+        if whole.ring == NULL or most > whole.slot_bytes:
+            if not ox_ring_new(self.pager, max(<int64_t>LEAST_SLOTS, min(self.ring_bytes // most, count)), most):
+                raise MemoryError(f"{self.ring_bytes} bytes for pages that are read ahead")
         whole.queue_room, whole.n_caches = total, 0
         for op in self.ops:
             if op.routed:
                 whole.caches[whole.n_caches] = &op.experts
                 whole.n_caches += 1
-        if whole.ring == NULL or most > whole.slot_bytes:
-            if not ox_ring_new(self.pager, max(<int64_t>LEAST_SLOTS, min(self.ring_bytes // most, count)), most):
-                raise MemoryError(f"{self.ring_bytes} bytes for pages that are read ahead")
         self.sealed = True
         return 0
 

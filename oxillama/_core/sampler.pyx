@@ -191,21 +191,25 @@ cdef class SamplerCore:
 
     @cython.critical_section
     def load(self, uint64_t rng, double mu, int64_t generated, const int32_t[::1] history not None):
-        """Replaces everything this request remembers."""
-        cdef Memory *m = &self.m
+        """Replaces everything this request remembers; nothing of it where memory is refused."""
+        cdef Memory made
         cdef Py_ssize_t i
         for i in range(history.shape[0]):
             if not 0 <= history[i] < self.chain.params.vocab:
                 raise SamplingError(f"sampler state: found token {history[i]}, wanted ids below the vocabulary size {self.chain.params.vocab}")
-        m.rng = rng
-        m.mu = mu
-        m.generated = generated
-        m.length = 0
-        grow(m, history.shape[0], self.chain.keep)
-        for i in range(history.shape[0]):
-            m.history[i] = history[i]
-        m.length = history.shape[0]
-        window_rebuild(m, self.chain.window)
+        memset(&made, 0, sizeof(Memory))
+        made.rng, made.mu, made.generated = rng, mu, generated
+        try:
+            grow(&made, history.shape[0], self.chain.keep)
+            for i in range(history.shape[0]):
+                made.history[i] = history[i]
+            made.length = history.shape[0]
+            window_rebuild(&made, self.chain.window)
+        except BaseException:
+            forget(&made)
+            raise
+        forget(&self.m)
+        self.m = made
 
     @cython.critical_section
     def fork(self):

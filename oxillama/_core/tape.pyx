@@ -460,9 +460,10 @@ cdef class Program:
         cdef AdapterSet given
         if made.tiles == NULL:
             made.tiles = <RowTile *>calloc(self.max_rows, sizeof(RowTile))
+        if made.rows == NULL:       # a step before may have been refused one of them
             made.rows = <const Adapted **>calloc(self.max_rows, sizeof(Adapted *))
-            if made.tiles == NULL or made.rows == NULL:
-                raise MemoryError
+        if made.tiles == NULL or made.rows == NULL:
+            raise MemoryError
         made.count = 0
         for r in range(count):
             given = batch.adapters[batch.row_table[r if rows == NULL else rows[r]]]

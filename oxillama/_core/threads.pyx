@@ -10,6 +10,7 @@ Standalone calls over arrays (a product, attention, page memory) run their parts
 import os
 from pathlib import Path
 
+from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t
 from libc.string cimport strerror
 
@@ -70,6 +71,8 @@ FORKED = 0x40              # of the flags in Linux's /proc/*/stat: PF_FORKNOEXEC
 
 
 cdef int _refused(int error, int count) except -1:
+    if error == ENOMEM:         # of what threads share, or of a thread's record: systems say EAGAIN of a thread itself
+        raise MemoryError(f"what {count} workers share")
     raise EngineError(f"threads: the system refused one of {count - 1} threads ({strerror(error).decode()}); wanted fewer (num_threads, "
                       "OXILLAMA_NUM_THREADS) or a higher limit")
 

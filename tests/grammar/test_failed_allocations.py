@@ -1,48 +1,15 @@
 """A failed allocation anywhere in a grammar's compilation, masks and states raises MemoryError and
 leaves the interpreter, and what stood before, whole.
 
-The C allocator of a child process is replaced by one that fails at the nth call from the compiled
-modules, for every n in turn.
+The C allocator of a child process fails at the nth call from the compiled modules, for every n in
+turn.
 """
 
-import os
-import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-ALLOCATOR = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stddef.h>
-#include <string.h>
-
-extern void *__libc_malloc(size_t);
-extern void *__libc_calloc(size_t, size_t);
-extern void *__libc_realloc(void *, size_t);
-static long left = -1, calls = 0, once = 1;
-
-void fail_at(long n, long only) { left = n; once = only; calls = 0; }
-long calls_seen(void) { return calls; }
-
-static int refused(void *caller) {
-    Dl_info info;
-    if (left < 0 || !dladdr(caller, &info) || !info.dli_fname)
-        return 0;
-    if (!strstr(info.dli_fname, "oxillama/_core/"))
-        return 0;
-    calls++;
-    return once ? calls == left + 1 : calls > left;
-}
-#define UNLESS_REFUSED(call) (refused(__builtin_return_address(0)) ? NULL : (call))
-void *malloc(size_t n) { return UNLESS_REFUSED(__libc_malloc(n)); }
-void *calloc(size_t n, size_t m) { return UNLESS_REFUSED(__libc_calloc(n, m)); }
-void *realloc(void *p, size_t n) { return UNLESS_REFUSED(__libc_realloc(p, n)); }
-"""
+from tests.refusing import run_refused
 
 CHILD = r"""
 import ctypes, sys
@@ -145,22 +112,4 @@ print("whole", [n for n, _ in tries])
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is of Linux")
 def test_a_failed_allocation_raises_and_breaks_nothing(tmp_path):
-    source, shim = tmp_path / "allocator.c", tmp_path / "allocator.so"
-    source.write_text(ALLOCATOR)
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"],
-        check=True,
-        capture_output=True,
-    )
-    child = tmp_path / "child.py"
-    child.write_text(CHILD)
-    done = subprocess.run(
-        [sys.executable, child, shim],
-        env={**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (done.returncode, done.stderr[-2000:]) == (0, "")
-    assert done.stdout.startswith("whole")
+    assert run_refused(tmp_path, CHILD).startswith("whole")
