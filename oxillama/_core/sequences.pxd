@@ -120,7 +120,7 @@ cdef inline int32_t find(Sequences *t, int32_t *seq, Py_ssize_t n) noexcept:
     cdef int32_t other
     while t.slots[at] >= 0:
         other = t.slots[at]
-        if seq_len(t, other) == n and memcmp(seq_at(t, other), seq, n * sizeof(int32_t)) == 0:
+        if seq_len(t, other) == n and (n == 0 or memcmp(seq_at(t, other), seq, n * sizeof(int32_t)) == 0):     # it takes no NULL
             return other
         at = (at + 1) & t.mask
     return -1
