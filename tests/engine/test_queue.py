@@ -9,6 +9,7 @@ import pytest
 
 import oxillama
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler, SchedulerConfig, State
+from oxillama.engine.tracker import Deadlines
 from oxillama.errors import ConfigError, ContextError, QueueFull
 from tests.engine.null import VOCAB, NullProgram, core, request, solo
 
@@ -91,7 +92,8 @@ def test_pages_are_taken_from_the_last_rank():
 
 def test_a_request_ends_when_its_time_is_over_with_what_it_has():
     engine = core(program=NullProgram(seconds_per_row=0.004), context_size=2000)
-    other = engine.submit(request(engine, [1], max_tokens=60))
+    # a deadline far away, which the next one is not to wait for
+    other = engine.submit(request(engine, [1], max_tokens=60, timeout=1000))
     job = engine.submit(request(engine, [2], max_tokens=1500, timeout=0.1))
     done = job.result(60)
     assert done.finish_reason == "timeout" and 0 < len(done.tokens) < 100
@@ -114,6 +116,23 @@ def test_a_request_ends_when_its_time_is_over_with_what_it_has():
     ended = engine.submit(request(engine, prompt, max_tokens=5, timeout=0.05)).result(60)
     assert ended.finish_reason == "timeout" and ended.tokens == ()
     engine.close()
+
+
+def test_the_deadlines_of_ended_requests_are_not_kept():
+    class Ended:
+        done = False
+
+        def expire(self, request):
+            raise AssertionError(request)
+
+    owner, requests = Ended(), [Ended() for _ in range(500)]
+    deadlines = Deadlines(owner.expire)
+    for each in requests:
+        deadlines.add(each, 1000)
+        each.done = each is not requests[300]
+        assert len(deadlines._heap) <= 128
+    assert [each for *_, each in deadlines._heap if each() is requests[300]]
+    deadlines.close()
 
 
 def test_the_session_of_one_whose_time_was_over_goes_on():

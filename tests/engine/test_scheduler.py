@@ -249,6 +249,32 @@ def test_hidden_rows_and_logits_take_turns():
     assert all(len(kind) == 1 for kind in kinds) and {False} in kinds and {True} in kinds
 
 
+def test_a_step_of_hidden_rows_without_pages_leaves_its_turn_to_who_decodes():
+    sched = scheduler(Pages(1))
+    words = decoders(sched, 1)[0]
+    sched.add(ScheduleEntry(20, hidden=True, every_row=True))
+    assert [sched.schedule() for _ in range(2)] == [[], [(words, 1)]]
+    assert words.state is State.DECODING and sched.starved is None
+
+
+def test_a_request_of_higher_priority_takes_as_many_places_as_it_needs_and_no_more():
+    sched = scheduler(admit=lambda entry: True if not entry.priority or sched.running < 2 else None)
+    first, *others = decoders(sched, 3)
+    urgent = ScheduleEntry(10, priority=-1)
+    sched.add(urgent)
+    assert urgent in dict(sched.schedule()) and sched.preemptions == 2 and not sched.short
+    assert [each.state for each in others] == [State.PREEMPTED] * 2
+    assert first.state is State.DECODING
+
+
+def test_a_plan_asks_no_more_waiting_entries_than_a_few_for_each_place():
+    asked = []
+    sched = scheduler(admit=lambda entry: asked.append(entry) or False, max_sequences=2)
+    for _ in range(20):
+        sched.add(ScheduleEntry(5))
+    assert sched.schedule() == [] and asked == list(sched.waiting)[:8]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 120), st.integers(1, 30)), min_size=1, max_size=12),

@@ -303,11 +303,13 @@ def test_a_prefix_is_found_where_its_window_is_there():
     assert (pool.pages_used, pool.near_used) == (0, 0)
 
 
-def test_a_full_cache_gives_up_what_lies_between_ends_before_it_gives_up_ends():
+@pytest.mark.parametrize("for_pages", (True, False))
+def test_a_full_cache_gives_up_what_lies_between_ends_before_it_gives_up_ends(for_pages):
+    """Whether others need the pages or it stores more than its own limit."""
     pool = pool_of()
     bare, near = pool.bare_bytes, pool.near_bytes
     tree = PrefixKvCache(pool, max_memory_bytes=40 * (bare + near))
-    texts = [[at] * 240 for at in range(2)]
+    texts = [[at] * 240 for at in range(2 if for_pages else 3)]
     for text in texts:  # chunk by chunk, as prompts are stored
         kv = PagedKvCache(pool)
         for to in range(48, 241, 48):
@@ -315,10 +317,12 @@ def test_a_full_cache_gives_up_what_lies_between_ends_before_it_gives_up_ends():
             kv.commit(to)
             tree.insert(text[:to], kv.shareable_pages(), shed=kv.shed)
         kv.release()
-    assert tree.memory_bytes == 30 * (bare + near)
-    tree.free_pages(8)
-    assert [tree.match([*text, 9]) for text in texts] == [240, 240]
-    assert tree.pages_used == 30
+    if for_pages:
+        assert tree.memory_bytes == 30 * (bare + near)
+        tree.free_pages(8)
+    assert tree.evictions == 0 and tree.memory_bytes <= tree.max_memory_bytes
+    assert [tree.match([*text, 9]) for text in texts] == [240] * len(texts)
+    assert tree.pages_used == 15 * len(texts)
     assert tree.match([*texts[0][:100], 9]) == 0 and tree.match([*texts[1][:100], 9]) == 100
     tree.clear()
 
