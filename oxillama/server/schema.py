@@ -4,7 +4,7 @@ checks and the OpenAPI document use the same table.
 Supported: type (also a list), enum, const, minimum, maximum, exclusiveMinimum, minLength,
 maxLength, pattern, items, prefixItems, minItems, maxItems, properties, required,
 additionalProperties, propertyNames (pattern), anyOf. A property that is null counts as missing,
-unless it is required.
+unless it is required; one that is not known too, since nothing is asked for.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def _check_object(value: Mapping[str, Any], schema: Schema, path: str) -> None:
             if each is not None:
                 check(each, inner, where)
         elif more is False:
-            raise unknown(where, properties)
+            if each is not None:
+                raise unknown(where, properties)
         elif isinstance(more, Mapping):
             try:
                 check(each, more, where)

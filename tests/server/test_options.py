@@ -195,6 +195,20 @@ def test_a_seed_of_minus_one_is_random_and_null_is_none(seeded, path, body, text
     assert len({usual, answered(seed=-1), answered(seed=-1)}) == 3
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 4}),
+        ("/v1/completions", {"prompt": "Once", "max_tokens": 4}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 4}),
+        ("/completion", {"prompt": "Once", "n_predict": 4}),
+    ],
+)
+def test_an_unknown_field_that_is_null_asks_for_nothing(seeded, path, body):
+    assert seeded.ok(path, {**body, "haste": None})
+    assert "haste: is not a known field" in str(seeded.refused(path, {**body, "haste": 0}))
+
+
 def test_the_seed_drawn_is_told(seeded):
     def used(**seed):
         made = seeded.ok("/completion", {"prompt": "Once", "n_predict": 1, **seed})
