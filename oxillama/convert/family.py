@@ -199,6 +199,7 @@ class Hyper:
                 if not isinstance(value, list):  # a base for each layer
                     self.number(*names)
                 found[names[-1]] = value
+        others: dict[str, Any] = {}
         for name in ("rope_scaling", "rope_parameters"):
             value = self.config.get(name)
             if value is None or value is False:  # folders of RND1 write False for none
@@ -211,12 +212,30 @@ class Hyper:
                 continue
             for key in _NUMBERS:
                 Hyper(value, f"{self.label}: {name}").number(key, default=None)
+            self._check_alike(name, value, others)
+            others = value
             found.update(value)
         found.setdefault("rope_type", found.get("type", "default"))
         name = "original_max_position_embeddings"
         if found["rope_type"] in ("yarn", "longrope", "llama3") and self.get(name) is not None:
             found[name] = self.integer(name)  # as transformers: it rules over that of the rotation
         return found
+
+    def _check_alike(self, name: str, value: dict[str, Any], others: dict[str, Any]) -> None:
+        """ConvertError where both objects of a rotation are there and say different things: of
+        these transformers takes the older one alone.
+        """
+        if not value or not others:
+            return
+        one, other = (
+            {"rope_type": each.get("type", "default"), **each} for each in (value, others)
+        )
+        for key in sorted((one.keys() & other.keys()) - {"type"}):
+            if one[key] != other[key]:
+                raise ConvertError(
+                    f"{self.label}: {name}: {key}: found {one[key]!r:.80} beside "
+                    f"{other[key]!r:.80} in rope_scaling, wanted one of these objects"
+                )
 
 
 class Keys:

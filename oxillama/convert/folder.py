@@ -70,7 +70,11 @@ _OF_CLASS: dict[str, dict[str, Any]] = {
     **_each("SmolLM3", rope_theta=2_000_000.0),
     **_each("Glm Glm4 Glm4Moe Phi", partial_rotary_factor=0.5),
     **_each("StableLm StableLMEpoch Qwen3Next", partial_rotary_factor=0.25),
-    **_each("Granite GraniteMoe GraniteMoeShared GraniteMoeHybrid", attention_multiplier=1.0),
+    **_each(
+        "Granite GraniteMoe GraniteMoeShared GraniteMoeHybrid GraniteSWA GraniteMoeSWA",
+        attention_multiplier=1.0,
+    ),
+    **_each("Exaone4", sliding_window=4096, sliding_window_pattern=4),
     **_each("Gemma2 Gemma3", query_pre_attn_scalar=256),
     **_each("DeepseekV3", norm_topk_prob=True, routed_scaling_factor=2.5),
     **_each("Glm4MoeLite", norm_topk_prob=True, routed_scaling_factor=1.8),

@@ -143,7 +143,13 @@ def log_multiplier(h: Hyper, k: Keys, *, times: float, over: float | None = None
     if not log:
         return
     wanted = log if over is None else over
-    Hyper(rope, f"{h.label}: rope_parameters").must_be("mscale", wanted)
+    said = Hyper(rope, f"{h.label}: rope_parameters")
+    said.must_be("mscale", wanted)
+    if rope.get("attention_factor") is not None:  # it would rule over both
+        factor = _number(h, rope, "factor")
+        said.must_be(
+            "attention_factor", yarn_magnitude(factor, wanted) / yarn_magnitude(factor, log)
+        )
     k.found.pop(f"{k.arch}.rope.scaling.yarn_attn_factor", None)
     k.f32("rope.scaling.yarn_log_multiplier", times * _number(h, rope, "mscale_all_dim"))
 
@@ -263,6 +269,11 @@ def stretched_base(h: Hyper, k: Keys, *, default: float) -> None:
     rope = h.rope()
     if rope["rope_type"] not in ("dynamic", "xdrope"):
         return
+    if rope["rope_type"] == "dynamic" and rope.get("alpha") is None:
+        raise ConvertError(
+            f"{h.label}: rope_parameters: alpha: is missing, wanted what the base grows by (a file "
+            "has no base that grows with the text)"
+        )
     base, size = rope.get("rope_theta", 10000.0), h.head_dim
     k.f32("rope.freq_base", base * rope.get("alpha", default) ** (size / (size - 2)))
     k.text("rope.scaling.type", "none")

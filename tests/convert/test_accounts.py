@@ -170,12 +170,84 @@ def test_the_rotated_part_of_minimax_m2_is_its_share_or_its_size():
     for said, wanted in (({"rotary_dim": 8}, 8), ({"partial_rotary_factor": 0.25}, 4), ({}, 16)):
         found = keys_of("MiniMaxM2ForCausalLM", **sizes, **said)
         assert found["rope.dimension_count"] == wanted
+    with pytest.raises(ConvertError, match="rotary_dim: found 8, wanted 4"):
+        keys_of("MiniMaxM2ForCausalLM", **sizes, rotary_dim=8, partial_rotary_factor=0.25)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (yarn(), {"rope_theta": 500.0}, "rope_type: found 'default' beside 'yarn' in rope_scaling"),
+        (
+            {"type": "linear", "factor": 2.0},
+            {"rope_type": "linear", "factor": 4.0},
+            "factor: found 4.0 beside 2.0 in rope_scaling",
+        ),
+        (yarn(), yarn(rope_theta=100.0), "rope_theta: found 100.0 beside 500.0 in rope_scaling"),
+    ],
+)
+def test_two_objects_of_a_rotation_say_the_same(old, new, told):
+    """Of two transformers takes the older alone, with the usual base where it has none."""
+    with pytest.raises(ConvertError, match=f"rope_parameters: {told}, wanted one of these"):
+        keys_of("LlamaForCausalLM", rope_scaling=old, rope_parameters=new, sliding_window=None)
+    bare = {"type": "yarn", **{name: old[name] for name in old if name != "rope_type"}}
+    both = [
+        keys_of("LlamaForCausalLM", sliding_window=None, **said)
+        for said in (
+            {"rope_parameters": {"rope_type": bare["type"], **old}},
+            {"rope_parameters": {"rope_type": bare["type"], **old}, "rope_scaling": bare},
+        )
+    ]
+    assert both[0] == both[1]
+
+
+def test_a_base_that_grows_with_the_text_has_no_place_in_a_file():
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0}
+    found = keys_of("HunYuanDenseV1ForCausalLM", rope_parameters={**rope, "alpha": 4.0})
+    assert found["rope.freq_base"] == np.float32(10000 * 4 ** (16 / 14))
+    with pytest.raises(ConvertError, match="rope_parameters: alpha: is missing"):
+        keys_of("HunYuanDenseV1ForCausalLM", rope_parameters=rope)
+
+
+def test_the_rotated_part_of_nemotron_is_one_of_a_head():
+    for width, size in ((16, 8), (32, 16)):
+        assert keys_of("NemotronForCausalLM", head_dim=width)["rope.dimension_count"] == size
+    found = keys_of("NemotronForCausalLM", rope_parameters={"rope_type": "default", "factor": 3.0})
+    assert found["rope.scaling.type"] == "none" and "rope.scaling.factor" not in found
+    found = keys_of("NemotronForCausalLM", rope_parameters={"rope_type": "linear", "factor": 3.0})
+    assert found["rope.scaling.type"] == "linear" and found["rope.scaling.factor"] == 3
+    with pytest.raises(ConvertError, match="rope_type: found 'dynamic', wanted 'default' or 'lin"):
+        keys_of("NemotronForCausalLM", rope_parameters={"rope_type": "dynamic", "factor": 2.0})
+
+
+def test_what_ministral_multiplies_by_is_one_where_it_is_said():
+    rope = yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)
+    more = {"model_type": "ministral3", "hidden_act": "silu", "sliding_window": None}
+    found = keys_of("Ministral3ForCausalLM", rope_parameters=rope, **more)
+    one = {**rope, "attention_factor": 1.0}
+    assert keys_of("Ministral3ForCausalLM", rope_parameters=one, **more) == found
+    with pytest.raises(ConvertError, match="attention_factor: found 0.8, wanted 1.0"):
+        other = {**rope, "attention_factor": 0.8}
+        keys_of("Ministral3ForCausalLM", rope_parameters=other, **more)
+
+
+def test_what_gpt_neox_has_no_word_for_is_refused():
+    for more, told in (
+        ({"hidden_act": "relu"}, "hidden_act: found 'relu', wanted 'gelu' or"),
+        ({"head_dim": 24}, "head_dim: found 24, wanted 16"),
+    ):
+        with pytest.raises(ConvertError, match=told):
+            keys_of("GPTNeoXForCausalLM", **more)
 
 
 def test_phi_3_multiplies_by_what_its_configuration_says():
     rope = {"rope_type": "longrope", "rope_theta": 10000.0}
     found = keys_of("Phi3ForCausalLM", rope_parameters=rope, original_max_position_embeddings=64)
     wanted = math.sqrt(1 + math.log(4) / math.log(64))
+    assert found["rope.scaling.attn_factor"] == np.float32(wanted)
+    rope["factor"] = 8.0
+    found = keys_of("Phi3ForCausalLM", rope_parameters=rope, original_max_position_embeddings=64)
+    wanted = math.sqrt(1 + math.log(8) / math.log(64))
     assert found["rope.scaling.attn_factor"] == np.float32(wanted)
     rope["attention_factor"] = 1.5
     found = keys_of("Phi3ForCausalLM", rope_parameters=rope, original_max_position_embeddings=64)

@@ -238,8 +238,10 @@ def nemotron(h: Hyper, k: Keys) -> None:
     k.u32("vocab_size", h.integer("vocab_size"))
     k.f32("attention.layer_norm_epsilon", h.number("layer_norm_eps", "norm_epsilon", "norm_eps"))
     rope = h.rope()
-    k.u32("rope.dimension_count", int(rope.get("partial_rotary_factor", 0.5) * h.hidden) // h.heads)
-    factor = h.get("factor", default=rope.get("factor"))
+    Hyper(rope, f"{h.label}: rope_parameters").must_be("rope_type", "default", "linear")
+    k.u32("rope.dimension_count", int(rope.get("partial_rotary_factor", 0.5) * h.head_dim))
+    turned = rope.get("factor") if rope["rope_type"] == "linear" else None
+    factor = h.get("factor", default=turned)
     k.text("rope.scaling.type", "none" if factor is None else "linear")
     if factor is not None:
         k.f32("rope.scaling.factor", factor)

@@ -346,7 +346,10 @@ def mistral3(h: Hyper, k: Keys) -> None:
 def minimax_m2(h: Hyper, k: Keys) -> None:
     common(h, k)
     k.u32("expert_feed_forward_length", h.integer("intermediate_size"))
-    k.u32("rope.dimension_count", h.integer("rotary_dim", default=partial_rotation(h)))
+    turned = partial_rotation(h)
+    if h.rope().get("partial_rotary_factor") is not None:
+        h.must_be("rotary_dim", turned)
+    k.u32("rope.dimension_count", h.integer("rotary_dim", default=turned))
 
 
 @family("HunYuanMoEV1ForCausalLM", arch="hunyuan-moe", rules={

@@ -108,6 +108,8 @@ _OWN_NAMES = (
 def gptneox(h: Hyper, k: Keys) -> None:
     context, width = h.integer("max_position_embeddings"), h.integer("intermediate_size")
     _sizes(h, k, context=context, width=width, kv=None)
+    h.must_be("hidden_act", "gelu", *_TANH)
+    h.must_be("head_dim", h.hidden // h.heads)
     if h.get("hidden_act") in _TANH:  # that of the 20B, and of no Pythia
         k.text("hidden_activation", "gelu_pytorch_tanh")
     h.rope()  # whose words are objects with numbers
@@ -210,7 +212,9 @@ def phi3_keys(h: Hyper, k: Keys) -> None:
     k.f32("rope.freq_base", rope.get("rope_theta", 10000.0))
     k.u32("attention.sliding_window", h.integer("sliding_window", default=0))
     if rope["rope_type"] in ("longrope", "su"):
-        scale = context / original
+        scale = Hyper(rope, f"{h.label}: rope_parameters").number(
+            "factor", default=context / original
+        )
         factor = 1.0 if scale <= 1 else float(np.sqrt(1 + np.log(scale) / np.log(original)))
         factor = Hyper(rope, f"{h.label}: rope_parameters").number(
             "attention_factor", default=factor
