@@ -79,6 +79,12 @@ def json_keys(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValues
     ordered = [texts[at] for at in range(size)]
     if kind == "WordPiece":
         return _wordpiece(label, tokenizer, ordered, kinds)
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise ConvertError(
+                f"{label}: model.{name}: found {model[name]!r:.40}, wanted none: a file has no "
+                "place for it"
+            )
     listed = model.get("merges") or []
     if kind == "BPE" and not isinstance(listed, list):
         raise ConvertError(f"{label}: model.merges: found {listed!r:.60}, wanted pairs of tokens")
@@ -199,6 +205,12 @@ def _wordpiece(
             f"{label}: WordPiece with normalizer {normalizers!r:.120} and pre_tokenizer {cuts}, "
             "wanted those of BERT"
         )
+    for name in ("clean_text", "handle_chinese_chars"):
+        if normalizers[0].get(name, True) is not True:
+            raise ConvertError(
+                f"{label}: normalizer: {name}: found {normalizers[0][name]!r:.40}, wanted true: a "
+                "file has no place for it"
+            )
     ids = {text: at for at, text in enumerate(texts)}
     written = [
         text
@@ -249,6 +261,7 @@ def _unigram_json(
         raise ConvertError(f"{label}: {len(entries)} tokens, config.json says {size}")
     while len(entries) < size:
         entries.append((f"[PAD{len(entries)}]", -10000.0, UNUSED))
+    _check_unigram(label, tokenizer)
     spaces = [
         one
         for one in parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
@@ -266,6 +279,27 @@ def _unigram_json(
         raise ConvertError(f"{label}: precompiled_charsmap: found no base64: {error}") from None
     trim = bool(settings.get("clean_up_tokenization_spaces", False))
     return unigram_keys(entries, prefix, trim, charsmap)
+
+
+def _check_unigram(label: str, tokenizer: dict) -> None:
+    """ConvertError for a preparation of text that files of unigram models do not have."""
+    for one in parts_of(tokenizer.get("normalizer"), "normalizers"):
+        kind, pattern = one.get("type"), one.get("pattern")
+        # runs of spaces, which files take for one
+        runs = kind == "Replace" and pattern == {"Regex": " {2,}"}
+        if kind not in ("Precompiled", "Strip") and not (
+            runs and one.get("content") in (" ", "\u2581")
+        ):
+            raise ConvertError(
+                f"{label}: normalizer: found {one!r:.120}, wanted a map of characters "
+                "(Precompiled) and those that remove spaces: a file has no place for another"
+            )
+    for one in parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+        if one.get("type") not in ("Metaspace", "WhitespaceSplit"):
+            raise ConvertError(
+                f"{label}: pre_tokenizer: found {one!r:.120}, wanted Metaspace: a file has no "
+                "place for another"
+            )
 
 
 def _gemma4(
@@ -353,12 +387,20 @@ def _split(label: str, tokenizer: dict) -> str:
             "none"
         )
     expressions: list[str] = []
-    for one in parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+    steps = parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    if [one.get("type") for one in steps].count("ByteLevel") != 1:
+        raise ConvertError(f"{label}: pre_tokenizer: found {steps!r:.120}, wanted one ByteLevel")
+    for one in steps:
         kind = one.get("type")
         if kind == "Split" and isinstance(one.get("pattern"), dict):
             pattern = one["pattern"].get("Regex")
-            if not isinstance(pattern, str) or one.get("behavior") not in ("Isolated", "Removed"):
-                raise ConvertError(f"{label}: pre_tokenizer: found {one!r:.120}")
+            # what it matches is removed, unless it is turned round
+            keeping = ("Isolated", "Removed") if one.get("invert") else ("Isolated",)
+            if not isinstance(pattern, str) or one.get("behavior") not in keeping:
+                raise ConvertError(
+                    f"{label}: pre_tokenizer: found {one!r:.120}, wanted one that keeps all of a "
+                    "text"
+                )
             pattern = _CODE_POINT.sub(lambda code: chr(int(code[1], 16)), pattern)
             expressions.append(pattern.replace(_IGNORED_CASE, _EITHER_CASE))
         elif kind == "Digits":

@@ -89,6 +89,13 @@ def test_a_wordpiece_that_cuts_otherwise_is_refused(tmp_path):
         keys_of(tmp_path / "m", "BertModel", 6, BERT_SETTINGS, tokenizer__json=other)
 
 
+@pytest.mark.parametrize("name", ["clean_text", "handle_chinese_chars"])
+def test_what_bert_does_to_texts_is_not_left_out(tmp_path, name):
+    other = {**WORDPIECE, "normalizer": {**WORDPIECE["normalizer"], name: False}}
+    with pytest.raises(ConvertError, match=f"normalizer: {name}: found False, wanted true"):
+        keys_of(tmp_path / "m", "BertModel", 6, BERT_SETTINGS, tokenizer__json=other)
+
+
 def field(number, kind, payload):
     return bytes([number << 3 | kind]) + payload
 
@@ -153,6 +160,19 @@ def test_a_unigram_json_gives_scores_and_its_map(tmp_path):
     assert keys["token_type"] == [CONTROL, CONTROL, UNKNOWN, NORMAL]
     assert keys["precompiled_charsmap"] == list(b"x")
     assert [keys[f"add_{name}_token"] for name in ("bos", "eos", "sep")] == [True, True, True]
+    for name, step in (
+        ("normalizer", {"type": "Lowercase"}),
+        ("normalizer", {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}),
+        ("pre_tokenizer", {"type": "Digits", "individual_digits": True}),
+    ):
+        more = {"type": "Sequence", f"{name}s".replace("_", ""): [tokenizer[name], step]}
+        with pytest.raises(ConvertError, match=f"{name}: found .'type': '{step['type']}'"):
+            keys_of(tmp_path / "m", "XLMRobertaModel", 4, settings,
+                    tokenizer__json={**tokenizer, name: more})  # fmt: skip
+    spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}
+    more = {"type": "Sequence", "normalizers": [tokenizer["normalizer"], spaces]}
+    assert keys == keys_of(tmp_path / "m", "XLMRobertaModel", 4, settings,
+                           tokenizer__json={**tokenizer, "normalizer": more})  # fmt: skip
     tokenizer["normalizer"]["precompiled_charsmap"] = "?"
     with pytest.raises(ConvertError, match="base64"):
         keys_of(tmp_path / "m", "XLMRobertaModel", 4, settings, tokenizer__json=tokenizer)
@@ -323,6 +343,11 @@ def test_the_expressions_of_a_folder_name_its_split(tmp_path, pre):
     }
     keys = keys_of(tmp_path / "m", "Qwen2ForCausalLM", 1, tokenizer__json=tokenizer)
     assert keys["pre"] == pre
+    splits[0]["behavior"] = "Removed"  # what it matches
+    with pytest.raises(ConvertError, match="pre_tokenizer: .*wanted one that keeps all of a text"):
+        keys_of(tmp_path / "m", "Qwen2ForCausalLM", 1, tokenizer__json=tokenizer)
+    splits[0]["invert"] = True  # what it does not match
+    assert keys == keys_of(tmp_path / "m", "Qwen2ForCausalLM", 1, tokenizer__json=tokenizer)
 
 
 # ---- texts as the folder's library prepares them ------------------------------------------------
@@ -692,7 +717,12 @@ def test_malformed_settings_are_refused_by_name(tmp_path, settings, told):
         ({"vocab": {"a": 10**400}}, "token 1000000000000000000000000000000000000000 is beyond the"),
         ({"vocab": {"a": 0}, "merges": True}, "model.merges: found True, wanted pairs"),
         ({"vocab": {"a": 0}, "merges": [["a", ""]]}, r"model.merges: found \['a', ''\], wanted"),
-        ({"vocab": {"a": 0}, "pre": 1}, "pre_tokenizer: no known split"),
+        ({"vocab": {"a": 0}, "pre": 1}, r"pre_tokenizer: found \[\], wanted one ByteLevel"),
+        ({"vocab": {"a": 0}, "dropout": 0.1}, "model.dropout: found 0.1, wanted none"),
+        (
+            {"vocab": {"a": 0}, "end_of_word_suffix": "</w>"},
+            "model.end_of_word_suffix: found '</w>', wanted none",
+        ),
     ],
 )
 def test_a_malformed_tokenizer_is_refused_by_name(tmp_path, model, told):
