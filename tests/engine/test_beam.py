@@ -381,6 +381,7 @@ def test_configs_that_cannot_be_honoured_raise(bad):
         dict(n=2),
         dict(sampler=SamplerConfig()),
         dict(sampler=SamplerConfig.greedy(frequency_penalty=1.0)),
+        dict(sampling_fields={"frequency_penalty": 1.0}),
     ),
 )
 def test_options_that_mean_nothing_to_a_search_raise(bad):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import oxillama
+from oxillama.engine.request import all_finished
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler, SchedulerConfig, State
 from oxillama.engine.tracker import Deadlines
 from oxillama.errors import ConfigError, ContextError, QueueFull
@@ -142,6 +143,25 @@ def test_the_session_of_one_whose_time_was_over_goes_on():
     begun = list(first.result(60).tokens)
     more = engine.submit(request(engine, None, session=session, max_tokens=4)).result(60)
     assert [*begun, *more.tokens] == solo([5, 6], len(begun) + 4)
+    engine.close()
+
+
+@pytest.mark.parametrize("refused", (False, True))
+def test_an_error_while_results_are_collected_cancels_all(refused):
+    """Of a request, or of what begins the next one."""
+    engine = core(program=NullProgram(seconds_per_row=0.002), context_size=2000)
+    failed = request(engine, [3], max_tokens=1)
+    failed.end(None, ContextError("too long"))
+    running = [engine.submit(request(engine, [at], max_tokens=1500)) for at in range(2)]
+
+    def begun():
+        yield from (failed, *running)
+        if refused:
+            raise QueueFull("no more")
+
+    with pytest.raises(QueueFull if refused else ContextError):
+        all_finished(begun())
+    assert [each.result(60).finish_reason for each in running] == ["cancelled"] * 2
     engine.close()
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import oxillama
+from oxillama.engine.output import StopText
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import (
     Cancelled,
@@ -144,6 +145,34 @@ def test_a_closed_session_refuses_everything_but_a_look():
     assert (session.tokens, repr(session)) == ([1, 2], "<Session 2 tokens, closed>")
     assert "closed" in session._repr_html_()
     assert (engine.extend(copy, [5]) == hashed([1, 2, 5], VOCAB)).all()
+    engine.close()
+
+
+def test_a_session_of_another_engine_is_refused():
+    engine, other = core(), core()
+    session = other.keep(other.new_session([1, 2]))
+    for use in (
+        lambda: engine.extend(session, [3]),
+        lambda: engine.submit(request(engine, None, session=session, max_tokens=1)),
+    ):
+        with pytest.raises(EngineError, match="session: belongs to another engine"):
+            use()
+    with pytest.raises(ConfigError, match="session: found list, wanted a Session"):
+        engine.extend([1, 2], [3])
+    assert (other.extend(session, [3]) == hashed([1, 2, 3], VOCAB)).all()
+    engine.close()
+    other.close()
+
+
+def test_more_tokens_end_what_a_generation_left():
+    engine = core()
+    session = engine.keep(engine.new_session([1, 2]))
+    engine.submit(request(engine, None, session=session, max_tokens=3)).result(60)
+    session.at_start, session.stops = True, StopText(["END"], "E", 1)
+    assert session.sampler is not None
+    session.extend([3])
+    left = (session.pending, session.sampler, session.grammar, session.text, session.stops)
+    assert left == (None,) * 5 and session.at_start is False
     engine.close()
 
 
