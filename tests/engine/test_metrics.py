@@ -3,7 +3,9 @@
 import re
 from dataclasses import fields
 from itertools import accumulate
+from types import SimpleNamespace
 
+from oxillama.completion import Timings
 from oxillama.engine.metrics import BOUNDS, Histogram
 from tests.engine.null import core, request
 
@@ -25,6 +27,25 @@ def test_counters_add_up_over_a_run():
     )
     assert found.kv_misses_total == 5 and found.requests_running == found.requests_waiting == 0
     assert found.decode_tokens_per_second > 0 and found.prompt_tokens_per_second > 0
+    engine.close()
+
+
+def test_times_of_a_request_are_those_between_its_events(monkeypatch):
+    now = [3.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr("oxillama.engine.request.time", clock)
+    engine = core()
+    job = request(engine, [1, 2, 3, 4, 5], max_tokens=5)
+    assert job.timings() == Timings(0.0, 0.0, 0.0, 0.0, 0.0)
+    job.prompt_tokens, job.cached, job.submitted_at, now[0] = 5, 1, 10.0, 11.0
+    assert job.timings() == Timings(1.0, 1.0, 0.0, 0.0, 0.0)
+    job.admitted_at, job.first_at, job.token_at, now[0] = 12.0, 14.0, 20.0, 21.0
+    job.generated = [7, 8, 9, 7]
+    wanted = Timings(11.0, 2.0, 4.0, 4 / 2.0, 3 / 6.0)
+    assert job.timings() == wanted
+    job.end("stop")
+    now[0] = 99.0  # it has ended
+    assert job.timings() == wanted
     engine.close()
 
 

@@ -94,6 +94,7 @@ def test_pages_shared_by_a_fork_are_never_written():
     pool = KvCachePool(NullMemory())
     one = filled(pool, 20)
     two = one.fork()
+    one.reserve(20)  # which are there
     assert pool.pages_used == 2 and pool.memory.copied == 0
     write(two, 25, 1000)
     assert pool.memory.copied == 4 and pool.pages_used == 3

@@ -17,8 +17,12 @@ def test_pages_go_back_to_any_position_but_not_forward():
     kv.commit(40)
     kv.rewind(17)
     assert kv.length == 17 and len(kv.pages) == 2 and isinstance(kv, Rewindable)
-    with pytest.raises(PositionBeyondEnd, match="found position 18, wanted 0 to 17"):
-        kv.rewind(18)
+    for position in (18, -1):
+        with pytest.raises(PositionBeyondEnd, match=f"found position {position}, wanted 0 to 17"):
+            kv.rewind(position)
+    for position in (17, 0):
+        kv.rewind(position)
+        assert kv.length == position
     assert (
         issubclass(PositionBeyondEnd, RewindError)
         and RewindError.PositionBeyondEnd is PositionBeyondEnd

@@ -138,8 +138,13 @@ def test_only_exactly_a_checkpoint_can_be_rewound_to():
         kv.length = 24
     with pytest.raises(PositionBeyondEnd, match="found position 26"):
         kv.rewind(26)
-    kv.rewind(20)
-    assert (kv.length, seen(kv)) == (20, 20)
+    for _ in range(2):  # also to where it is
+        kv.rewind(20)
+        assert (kv.length, seen(kv)) == (20, 20)
+    with pytest.raises(PositionBeyondEnd, match="found position -1, wanted 0 to 20"):
+        kv.rewind(-1)
+    kv.rewind(0)
+    assert (kv.length, kv.pages) == (0, [])
 
 
 def test_checkpoints_are_bounded_and_the_least_recently_used_go_first():
