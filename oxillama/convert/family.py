@@ -230,11 +230,13 @@ class Hyper:
         one, other = (
             {"rope_type": each.get("type", "default"), **each} for each in (value, others)
         )
-        for key in sorted((one.keys() & other.keys()) - {"type"}):
-            if one[key] != other[key]:
+        for key in ("rope_type", *sorted((one.keys() | other.keys()) - {"type", "rope_type"})):
+            # what one of them does not say may stand beside both
+            new, old = (each.get(key, self.config.get(key)) for each in (one, other))
+            if new != old:
                 raise ConvertError(
-                    f"{self.label}: {name}: {key}: found {one[key]!r:.80} beside "
-                    f"{other[key]!r:.80} in rope_scaling, wanted one of these objects"
+                    f"{self.label}: {name}: {key}: found {new!r:.80} beside {old!r:.80} in "
+                    "rope_scaling, wanted one of these objects"
                 )
 
 

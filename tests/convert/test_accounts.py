@@ -183,6 +183,7 @@ def test_the_rotated_part_of_minimax_m2_is_its_share_or_its_size():
             {"rope_type": "linear", "factor": 4.0},
             "factor: found 4.0 beside 2.0 in rope_scaling",
         ),
+        (yarn(), yarn(mscale=0.7), "mscale: found 0.7 beside None in rope_scaling"),
         (yarn(), yarn(rope_theta=100.0), "rope_theta: found 100.0 beside 500.0 in rope_scaling"),
     ],
 )
@@ -199,6 +200,9 @@ def test_two_objects_of_a_rotation_say_the_same(old, new, told):
         )
     ]
     assert both[0] == both[1]
+    base = {"rope_theta": bare.pop("rope_theta", None)}
+    beside = {"rope_parameters": {"rope_type": bare["type"], **old}, "rope_scaling": bare, **base}
+    assert both[0] == keys_of("LlamaForCausalLM", sliding_window=None, **beside)
 
 
 def test_a_base_that_grows_with_the_text_has_no_place_in_a_file():
