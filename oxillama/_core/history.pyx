@@ -27,7 +27,7 @@ cdef void window_add(Memory *m, int32_t token, int by) noexcept nogil:
 
 
 cdef int window_rebuild(Memory *m, int64_t window) except -1:
-    """Makes the counts anew from the history, with room for twice the distinct tokens. Where memory is refused they stay as they were."""
+    """Counts the history again in a table for twice the distinct tokens. If memory cannot be allocated, the counts stay as they were."""
     cdef int64_t n = m.length if window < 0 or window > m.length else window
     cdef int64_t slots = 64, i, distinct = 0
     cdef Memory made = m[0]

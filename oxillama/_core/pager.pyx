@@ -361,7 +361,7 @@ cdef class Pager:
             self.ops.append(made)
             if self.sealed:
                 self._seal()
-        except BaseException:       # or the next one that asks would get it, without room in the ring
+        except BaseException:       # else the next caller would find this op cached although the ring is too small for it
             self.made.pop(key, None)
             self.ops[:] = [one for one in self.ops if one is not made]
             raise
