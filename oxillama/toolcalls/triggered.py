@@ -190,7 +190,7 @@ class TriggeredGrammar:
         wrong, masks = self._free_in(masker)
         region = state.region
         held = b"" if region is None or region.over else region.held.encode("latin-1")
-        key = (state.fresh, state.tail, held, region is None or region.over)
+        key = (state.fresh, state.tail, held, "after" if region is None else region.place)
         known = masks.get(key, _UNKNOWN)
         if known is not _UNKNOWN:
             return known

@@ -94,6 +94,20 @@ def test_a_restored_state_has_equal_masks_at_every_position(format, opened, para
         )
 
 
+@pytest.mark.parametrize("first", [b"", b"<think>", b"<think>a</think>"])
+def test_a_mask_of_one_place_of_the_reasoning_stands_in_for_no_other(first):
+    # a token that opens a call and spoils it: of the region's text, or banned
+    pieces = [*PIECES, b"<tool_call>x"]
+    masker = TokenMasker(pieces, control_ids=[0], eog_ids=[0])
+    shared, spoiling = made("qwen"), len(pieces) - 1
+    for text in (first, b"", b"<think>", b"<think>a</think>"):
+        state = shared.state(masker)
+        state.advance(text)
+        mask = state.mask()
+        allowed = mask is None or bool(mask[spoiling >> 5] >> np.uint32(spoiling & 31) & 1)
+        assert allowed == (text == b"<think>") == state.fork().try_advance(pieces[spoiling])
+
+
 def test_a_state_goes_on_in_another_process():
     state = made("qwen").state(MASKER)
     state.advance(b'<think>a</think>\n<tool_call>{"name": "add", "argum')
