@@ -52,7 +52,7 @@ def stages_of(config: SamplerConfig) -> tuple[SamplerStage, ...]:
         "min_p": (c.min_p > 0, (c.min_p,)),
         "xtc": (c.xtc_probability > 0, (c.xtc_probability, c.xtc_threshold)),
         "temperature": (
-            greedy or c.temperature != 1 or c.dynatemp_range > 0,
+            c.temperature != 1 or c.dynatemp_range > 0,
             (c.temperature, c.dynatemp_range, c.dynatemp_exponent),
         ),
     }

@@ -264,6 +264,8 @@ def test_a_way_to_fill_in_is_checked():
     for given, message in (
         (dict(order="best"), "order: found 'best', wanted one of confidence, entropy"),
         (dict(steps=0), "steps: found 0"),
+        (dict(length=None), "length: found None"),
+        (dict(guidance=None), "guidance: found None"),
         (dict(eps=0.1, block_length=8), "eps: found 0.1 and block_length 8"),
         (dict(eps=1.5), "eps: found 1.5, wanted a number from 0 to 1"),
         (dict(guidance=float("nan")), "guidance: found nan"),

@@ -11,6 +11,7 @@ import pytest
 
 from oxillama.errors import ConfigError
 from oxillama.sampling import DRY_BREAKERS, REORDERABLE, SamplerConfig
+from oxillama.sampling.chain import stages_of
 
 
 def test_defaults():
@@ -103,16 +104,21 @@ BAD = [
     ("dry_sequence_breakers", "\n"),
     ("dry_sequence_breakers", [""]),
     ("dry_sequence_breakers", [[-1]]),
+    ("dry_sequence_breakers", [[]]),
+    ("dry_sequence_breakers", [[True]]),
+    ("dry_sequence_breakers", [[2**31]]),
     ("xtc_probability", 1.1),
     ("xtc_threshold", -0.1),
     ("dynatemp_range", -1),
     ("dynatemp_exponent", -1),
     ("logit_bias", [1]),
     ("logit_bias", {-1: 0}),
+    ("logit_bias", {2**31: 0}),
     ("logit_bias", {1: math.nan}),
     ("logit_bias", {1: math.inf}),
     ("banned_tokens", "12"),
     ("banned_tokens", [-1]),
+    ("banned_tokens", [2**31]),
     ("allowed_tokens", []),
     ("allowed_tokens", [1.5]),
     ("ignore_eos", 1),
@@ -157,7 +163,8 @@ def test_round_trip_through_json():
         dry_sequence_breakers=["\n", b"\xff:", [1, 2]],
         ignore_eos=True,
     )
-    assert SamplerConfig.from_dict(json.loads(json.dumps(c.to_dict()))) == c
+    assert json.loads(json.dumps(c.to_dict())) == c.to_dict()
+    assert SamplerConfig.from_dict(c.to_dict()) == c
     assert (
         c.banned_tokens == (3, 1)
         and c.stop == ("end",)
@@ -208,3 +215,47 @@ def test_values_are_copied():
 
 def test_reorderable_stages_exclude_the_guarantees():
     assert not {"bias", "mask", "mirostat"} & set(REORDERABLE)
+
+
+# a field that differs from the neutral config, and the one stage that it runs
+ALONE = [
+    ({"repetition_penalty": 1.2}, "penalties", (1.2, 0, 0, 64)),
+    ({"frequency_penalty": -0.5}, "penalties", (1, -0.5, 0, 64)),
+    ({"presence_penalty": 0.5, "repetition_window": -1}, "penalties", (1, 0, 0.5, -1)),
+    ({"dry_multiplier": 0.8}, "dry", (0.8, 1.75, 2, -1)),
+    ({"top_n_sigma": 1.5}, "top_n_sigma", (1.5,)),
+    ({"top_k": 1}, "top_k", (1,)),
+    ({"typical_p": 0.9}, "typical", (0.9,)),
+    ({"top_a": 0.1}, "top_a", (0.1,)),
+    ({"eta_cutoff": 0.2}, "eta", (0.2,)),
+    ({"epsilon_cutoff": 0.3}, "epsilon", (0.3,)),
+    ({"top_p": 0.0}, "top_p", (0,)),
+    ({"min_p": 0.4}, "min_p", (0.4,)),
+    ({"xtc_probability": 0.5}, "xtc", (0.5, 0.1)),
+    ({"temperature": 2.0}, "temperature", (2, 0, 1)),
+    ({"dynatemp_range": 0.3, "dynatemp_exponent": 2.0}, "temperature", (1, 0.3, 2)),
+    ({"mirostat": 1, "mirostat_tau": 3.0}, "mirostat", (1, 3, 0.1)),
+]
+
+
+@pytest.mark.parametrize("fields, stage, values", ALONE)
+def test_a_field_that_is_not_neutral_runs_its_stage(fields, stage, values):
+    config = SamplerConfig.greedy(**{"temperature": 1.0, **fields})
+    assert [(each.name, each.values) for each in stages_of(config)] == [(stage, values)]
+    greedy = stages_of(config.replace(temperature=0.0))
+    kept = [(stage, values)] if stage in ("penalties", "dry") else []
+    assert [(each.name, each.values) for each in greedy] == [*kept, ("temperature", (0, 0, 1))]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    (
+        {},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.5, "repetition_window": 0},
+        {"dry_multiplier": 0.8, "dry_penalty_last_n": 0},
+        {"xtc_threshold": 0.3, "dynatemp_exponent": 2.0, "mirostat_tau": 3.0, "dry_base": 2.0},
+    ),
+)
+def test_a_field_without_a_stage_runs_none(fields):
+    assert stages_of(SamplerConfig.greedy(temperature=1.0, **fields)) == ()
+    assert len(stages_of(SamplerConfig.greedy(**fields))) == 1

@@ -4,6 +4,7 @@ Python hooks tell the truth.
 
 import json
 import math
+import zlib
 
 import numpy as np
 import pytest
@@ -120,6 +121,29 @@ def test_damaged_states_raise_and_change_nothing(data):
     assert s.state() == good
 
 
+FORGED = [
+    (0, b"OXSN", "wanted b'OXSM'"),  # magic
+    (4, (2).to_bytes(2, "little"), "found version 2, wanted 1"),
+    (6, b"\1\0", "found version 1, wanted 1"),  # what is zero in this version
+    (36, bytes(8), "wanted them to agree"),  # the random stream
+    (44, np.float64(np.inf).tobytes(), "wanted them to agree"),  # mu
+    (52, (-1).to_bytes(8, "little", signed=True), "wanted them to agree"),  # generated
+    (60, (2).to_bytes(8, "little"), "found 2 tokens in"),
+    (60, (-1).to_bytes(8, "little", signed=True), "found -1 tokens in"),
+]
+
+
+@pytest.mark.parametrize("at, value, reason", FORGED)
+def test_a_state_with_a_right_checksum_is_checked_too(at, value, reason):
+    s = Sampler(SamplerConfig(seed=5, presence_penalty=0.5), VOCAB)
+    s.accept_prompt([1, 2, 3])
+    good = s.state()
+    bad = good[:at] + value + good[at + len(value) : -4]
+    with pytest.raises(SamplingError, match=f"^sampler state: .*{reason}"):
+        s.restore(bad + zlib.crc32(bad).to_bytes(4, "little"))
+    assert s.state() == good
+
+
 def test_the_order_of_biases_is_no_part_of_a_state():
     bans = {9: -math.inf, 10: -math.inf, 3: 1.0, 2: -math.inf}
     states = set()
@@ -221,6 +245,84 @@ def test_processors_see_the_tokens_and_cannot_revive_a_ban():
     assert seen == [[1, 2], [1, 2, 8]]
 
 
+def test_processors_see_all_tokens_whatever_brought_them():
+    seen = []
+
+    def processor(tokens, logits):
+        seen.append(tokens.tolist())
+
+    def made():
+        return Sampler(SamplerConfig.greedy(), VOCAB, processors=[processor])
+
+    s, row = made(), rows(1)[0]
+    s.accept_prompt([1, 2])
+    s.accept(3)
+    restored, fork, other = made(), s.fork(), made()
+    restored.restore(s.state())
+    fork.accept(4)
+    other.go_on_from(s, [1, 2, 3])
+    s.set_history([7, 8, 9], generated=1)
+    for each in (s, restored, fork, other):
+        each.sample(row)
+    assert seen == [[7, 8, 9], [1, 2, 3], [1, 2, 3, 4], [1, 2, 3]]
+
+
+def test_a_processor_returns_logits_or_changes_them_in_place():
+    def in_place(tokens, logits):
+        logits[7] = 50.0
+
+    def anew(tokens, logits):
+        return logits - 100.0 * (logits == 50.0)
+
+    row = rows(1)[0]
+    likeliest = int(row.argmax())
+    for processors, wanted in (([in_place], 7), ([in_place, anew], likeliest), ([anew], likeliest)):
+        sampler = Sampler(SamplerConfig.greedy(), VOCAB, processors=processors)
+        assert sampler.sample(row) == wanted
+
+
+def test_a_row_that_was_processed_elsewhere_is_not_processed_again():
+    calls = []
+
+    def processor(tokens, logits):
+        calls.append(len(tokens))
+        logits[7] = 50.0
+
+    sampler, row = Sampler(SamplerConfig.greedy(), VOCAB, processors=[processor]), rows(1)[0]
+    sampler.processed(row, sampler.processing(row)())
+    assert (sampler.sample(row), calls) == (7, [0])
+    assert (sampler.sample(row), calls) == (7, [0, 0])  # that result was for one draw
+
+
+def test_rows_of_other_types_are_those_of_float32():
+    row = rows(1)[0]
+    for other in (row.astype(np.float64), row.tolist(), np.repeat(row, 2)[::2]):
+        pair = [Sampler(SamplerConfig(seed=5), VOCAB, logprobs=3) for _ in range(2)]
+        assert follow(pair[0], [other] * 9) == follow(pair[1], [row] * 9)
+        assert pair[0].logprobs == pair[1].logprobs
+        assert token_logprobs(other, 3, top=2) == token_logprobs(row, 3, top=2)
+
+
+@pytest.mark.parametrize(
+    "size, options, message",
+    [
+        (0, {}, "vocab_size: found 0, wanted an integer in"),
+        (2**28, {}, f"vocab_size: found {2**28}, wanted"),
+        (True, {}, "vocab_size: found True, wanted"),
+        (4.0, {}, "vocab_size: found 4.0, wanted"),
+        (4, {"logprobs": -1}, "logprobs: found -1, wanted None or 0 to the vocabulary size 4"),
+        (4, {"logprobs": 5}, "logprobs: found 5, wanted"),
+        (4, {"dry_breakers": [()]}, r"dry_breakers: found \(\), wanted a list of at least one"),
+        (4, {"dry_breakers": [7]}, "dry_breakers: found 7, wanted a list"),
+        (4, {"dry_breakers": [[2**31]]}, f"dry_breakers: found {2**31}, wanted an integer in"),
+        (4, {"dry_breakers": [[True]]}, "dry_breakers: found True, wanted an integer in"),
+    ],
+)
+def test_what_a_sampler_is_made_of_is_checked(size, options, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        Sampler(SamplerConfig(dry_multiplier=1.0), size, **{"dry_breakers": (), **options})
+
+
 def test_own_stages_see_survivors_and_cannot_revive_them():
     seen = {}
 
@@ -284,8 +386,9 @@ def test_token_ids_are_never_rounded_or_wrapped():
         with pytest.raises(SamplingError, match="accept: found"):
             s.accept(bad)
     s.accept_prompt([])
-    with pytest.raises(SamplingError, match="set_history: found generated -1, wanted an integer"):
-        s.set_history([1, 2], generated=-1)
+    for bad in (-1, 2**31, True, 1.0):
+        with pytest.raises(SamplingError, match=f"set_history: found generated {bad}, wanted an"):
+            s.set_history([1, 2], generated=bad)
 
 
 @pytest.mark.parametrize("samplers", [(), ("top_k",)])
@@ -344,6 +447,21 @@ def test_chain_from_config_draws_like_the_sampler():
 
 
 @pytest.mark.parametrize(
+    "lists, wanted",
+    (
+        ({}, 0),
+        ({"banned_tokens": [0]}, 1),
+        ({"logit_bias": {0: -math.inf}}, 1),
+        ({"banned_tokens": [0], "logit_bias": {2: 3.0}}, 2),
+        ({"allowed_tokens": [3]}, 3),
+    ),
+)
+def test_a_chain_has_the_token_lists_of_its_config(lists, wanted):
+    chain = SamplerChain.from_config(SamplerConfig.greedy(**lists))
+    assert chain.sample(np.array([9, 5, 4, 1], np.float32)) == wanted
+
+
+@pytest.mark.parametrize(
     "field", ({"ignore_eos": True}, {"min_tokens": 2}, {"stop": ("a",)}, {"stop_token_ids": (3,)})
 )
 def test_a_chain_refuses_what_is_about_the_end_of_a_text(field):
@@ -365,6 +483,10 @@ def test_chain_push_keeps_the_stream_and_with_seed_starts_it_anew():
         grown.sample(row)
     grown.push(SamplerStage.of("top_k", k=VOCAB))
     assert grown.sample(row) == plain.sample(row)
+    flat = np.zeros(VOCAB, np.float32)
+    assert any(grown.sample(flat) for _ in range(9))
+    grown.push(SamplerStage.of("top_k", k=1))
+    assert not any(grown.sample(flat) for _ in range(9))
 
 
 def test_chain_mistakes_raise():
@@ -378,6 +500,17 @@ def test_chain_mistakes_raise():
         SamplerStage.of("top_p", p=2)
     with pytest.raises(ConfigError, match="wanted an integer"):
         SamplerStage.of("top_k", k=1.5)
+    for value in (3, 0, 1.5):
+        with pytest.raises(ConfigError, match=f"version: found {value}, wanted"):
+            SamplerStage.of("mirostat", version=value)
+    assert SamplerStage.of("mirostat", version=1).values == (1, 5.0, 0.1)
+    for value in ("1", True, None, math.nan):
+        with pytest.raises(ConfigError, match="stage top_p: p: found .*, wanted a finite number"):
+            SamplerStage("top_p", (value,))
+    with pytest.raises(ConfigError, match="stage 'mine': found 5, wanted a callable"):
+        SamplerStage.python("mine", 5)
+    with pytest.raises(ConfigError, match="stage 'top_k': found .*, wanted a callable under a"):
+        SamplerStage.python("top_k", len)
     with pytest.raises(ConfigError, match="'dry' twice"):
         SamplerChain([SamplerStage.of("dry", multiplier=1.0)] * 2, seed=1).sample(rows(1)[0])
     with pytest.raises(ConfigError, match="wanted it last"):
