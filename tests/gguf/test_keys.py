@@ -37,6 +37,8 @@ def test_keys_are_prefixed_by_the_architecture_and_whole_at_the_root(keys):
     assert keys.root.text("general.name") == "Tiny"
     assert keys.root.integer("llama.block_count") == 3
     assert "block_count" in keys and "general.name" not in keys and "general.name" in keys.root
+    other = Keys(METADATA | {"qwen2.block_count": 7}, "qwen2")
+    assert (other.arch, other.integer("block_count"), "use_bias" in other) == ("qwen2", 7, False)
 
 
 def test_each_kind_is_read_as_what_it_is(keys):
@@ -59,6 +61,8 @@ def test_a_per_layer_value_may_be_single_or_an_array_of_the_layers(keys):
 def test_a_default_stands_for_a_missing_key_only(keys):
     assert keys.integer("absent", default=None) is None
     assert keys.text("absent", default="x") == "x"
+    for ask in (keys.number, keys.numbers, keys.integers, keys.flag, keys.flags, keys.texts):
+        assert ask("absent", default=()) == ()
     # the file's 0 is the very object given as default: it must be judged all the same
     with pytest.raises(
         ModelError, match=r"llama.attention.head_count: found 0, wanted an integer from 1 to"
@@ -114,6 +118,18 @@ def test_a_default_stands_for_a_missing_key_only(keys):
         (
             lambda k: k.per_layer("attention.head_count_kv", 4),
             "llama.attention.head_count_kv: found an array of 3, wanted an array of 4 integers",
+        ),
+        (
+            lambda k: k.per_layer("attention.head_count_kv", 3, maximum=3),
+            "llama.attention.head_count_kv: found 4, wanted an integer from 0 to 3",
+        ),
+        (
+            lambda k: k.per_layer("attention.head_count_kv", 3, minimum=2),
+            "llama.attention.head_count_kv: found 1, wanted an integer from 2 to 2147483647",
+        ),
+        (
+            lambda k: k.per_layer("feed_forward_length", 3, maximum=63),
+            "llama.feed_forward_length: found 64, wanted an integer from 0 to 63",
         ),
         (
             lambda k: k.texts("scales"),

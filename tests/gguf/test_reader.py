@@ -128,6 +128,8 @@ def test_tensor_bytes_are_the_file_itself_and_outlive_the_reader(small, tmp_path
     assert data.tobytes() == bytes(range(34)) and numbers["a.names"] == ["x", "", "é"]
     with pytest.raises(GgufError, match="a.gguf is closed"):
         reader.data("two")
+    with GgufReader(tmp_path / "a.gguf") as reader:
+        reader.close()  # earlier than the end of the block
     with pytest.raises(GgufError, match="'three' is not in a.gguf"):
         GgufReader(tmp_path / "a.gguf").data("three")
 

@@ -44,6 +44,7 @@ def test_any_shard_opens_the_whole_set(shards):
         assert reader.metadata["general.name"] == "whole"
         assert reader.size == sum(path.stat().st_size for path in shards)
     assert GgufReader(shards[1]).paths == tuple(shards)
+    assert GgufReader(shards[1]).path == shards[0]
 
 
 def test_a_set_that_is_not_whole_is_refused(shards, tmp_path):
@@ -127,6 +128,9 @@ def test_hub_names_are_fetched_through_the_optional_extra(tmp_path, monkeypatch,
     )
     assert list(GgufReader("owner/na.me:sub/m-00001-of-00003.gguf").tensors) == list("abcd")
     assert asked == [("owner/na.me", f"sub/m-0000{index}-of-00003.gguf") for index in (1, 2, 3)]
+    asked.clear()
+    assert list(GgufReader("hf://owner/name/m-00002-of-00003.gguf").tensors) == list("abcd")
+    assert asked == [("owner/name", f"m-0000{index}-of-00003.gguf") for index in (1, 2, 3)]
     with pytest.raises(GgufError, match="missing.gguf could not be fetched: 404$"):
         GgufReader("hf://owner/name/missing.gguf")
     with pytest.raises(GgufError, match="wanted hf://owner/name/file.gguf"):
