@@ -7,7 +7,7 @@ import oxillama
 from oxillama import ConfigError, LoraError
 from oxillama.cli import main
 from oxillama.cli.lora import file_and_scale
-from oxillama.gguf import GgufReader
+from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.model.tensors import Tensor, unpacked
 from tests.lora.made import merged, random_pair, write_lora
 from tests.model.invented import invent
@@ -44,6 +44,61 @@ def test_merged_weights_are_the_sums(arch, kind, tmp_path):
             wanted = unpacked(want, Tensor(name, "F32", (rows, info.shape[-1])))
             error = np.abs(found - wanted).max()
             assert error <= (0 if info.type_name == "F32" else np.abs(wanted).max() / 200)
+
+
+def test_a_tensor_is_summed_some_rows_at_a_time(tmp_path, monkeypatch):
+    reader, rng = invent(tmp_path / "m.gguf", "deepseek2"), np.random.default_rng(5)
+    names = [n for n in reader.tensors if n.endswith(("exps.weight", "embd.weight"))]
+    pairs = {n: random_pair(n, tuple(reader.tensors[n].shape), 4, rng) for n in names}
+    write_lora(tmp_path / "a.gguf", "deepseek2", pairs)
+    told = []
+    for path, slab in (("whole.gguf", 1 << 20), ("pieces.gguf", 200)):
+        monkeypatch.setattr("oxillama.lora.merge._SLAB", slab)
+        oxillama.merge_lora(
+            tmp_path / "m.gguf",
+            tmp_path / "a.gguf",
+            tmp_path / path,
+            progress=lambda *step: told.append(step),
+        )
+    assert (tmp_path / "pieces.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    sizes = [info.nbytes for info in reader.tensors.values()]
+    ends = zip(np.cumsum(sizes).tolist(), reader.tensors)
+    assert told == [(done, sum(sizes), name) for done, name in ends] * 2
+
+
+def test_adapters_of_different_tensors_are_merged_into_a_set_of_files(tmp_path):
+    reader, rng = invent(tmp_path / "m.gguf", "llama"), np.random.default_rng(5)
+    names = ("blk.0.attn_q.weight", "token_embd.weight")
+    pairs = [{name: random_pair(name, tuple(reader.tensors[name].shape), 4, rng)} for name in names]
+    paths = [write_lora(tmp_path / f"{i}.gguf", "llama", each) for i, each in enumerate(pairs)]
+    half = len(reader.tensors) // 2
+    for number in range(2):
+        with GgufWriter(tmp_path / "part.gguf", "llama") as writer:
+            for key, value in {"split.no": number, "split.count": 2}.items():
+                writer.add(key, value, "uint16")
+            for key, value in reader.metadata.items() if not number else ():
+                if key != "general.architecture":
+                    writer.add(key, value, reader.kv_types[key])
+            for name in list(reader.tensors)[number * half : half if not number else None]:
+                info = reader.tensors[name]
+                writer.add_tensor(
+                    name, reader.data(name), type_name=info.type_name, shape=info.shape
+                )
+        (tmp_path / "part.gguf").rename(tmp_path / f"s-0000{number + 1}-of-00002.gguf")
+    merge = oxillama.merge_lora
+    merge(tmp_path / "m.gguf", paths, tmp_path / "one.gguf")
+    merge(tmp_path / "s-00001-of-00002.gguf", paths, tmp_path / "set.gguf")
+    with GgufReader(tmp_path / "one.gguf") as one, GgufReader(tmp_path / "set.gguf") as whole:
+        want = GgufReader(
+            merged(tmp_path / "want.gguf", reader, [(each, 8.0 / 4) for each in pairs])
+        )
+        for name in names:
+            assert bytes(one.data(name)) == bytes(want.data(name)) != bytes(reader.data(name))
+        assert one.kv_types == whole.kv_types == reader.kv_types
+        assert dict(whole.metadata) == dict(reader.metadata)
+        assert list(whole.tensors) == list(reader.tensors)
+        for name in whole.tensors:
+            assert bytes(whole.data(name)) == bytes(one.data(name))
 
 
 def test_adapters_to_merge_are_named_as_those_of_a_request(tmp_path):

@@ -12,6 +12,7 @@ import oxillama
 from oxillama import ConfigError, LoraError
 from oxillama.convert import convert_folder
 from oxillama.convert.folder import ModelFolder
+from oxillama.lora.peft import _rules_of
 from tests.convert.folders import save
 
 IDS = [1, 7, 3, 9, 4, 2, 8, 8, 5]
@@ -125,6 +126,18 @@ def test_what_a_folder_asks_for_beyond_lora_is_refused_by_name(cases, tmp_path, 
         plain = write_peft(tmp_path / "plain", pair)
         want = engine.logits(IDS, lora=plain)
         assert engine.logits(IDS, lora=folder).tobytes() == want.tobytes()
+        # what a config does not say, or says of a rank of 1
+        config = json.loads((plain / "adapter_config.json").read_text())
+        del config["use_rslora"]
+        (plain / "adapter_config.json").write_text(json.dumps(config))
+        (plain / "adapter_model.bin").touch()  # an older save beside it
+        assert engine.logits(IDS, lora=plain).tobytes() == want.tobytes()
+        thin = {name: (v[:1] if "lora_A" in name else v[:, :1]) for name, v in pair.items()}
+        padded = {name: v * (np.arange(4) < 1)[:, None] for name, v in pair.items() if "A" in name}
+        padded[f"{q}.lora_B.weight"] = b
+        thin = write_peft(tmp_path / "thin", thin, r=1, lora_alpha=1.5)
+        padded = write_peft(tmp_path / "padded", padded)
+        assert np.allclose(engine.logits(IDS, lora=thin), engine.logits(IDS, lora=padded))
         # an unchanged folder is not read again
         assert engine.load_lora(plain) is engine.load_lora(plain)
         with monkeypatch.context() as patch:
@@ -142,3 +155,41 @@ def test_what_a_folder_asks_for_beyond_lora_is_refused_by_name(cases, tmp_path, 
         (stem / "adapter_model.safetensors").rename(stem / "adapter_model.bin")
         with pytest.raises(LoraError, match="bin: pickled weights are not read, wanted adapter_mo"):
             engine.load_lora(stem, name="pickled")
+
+
+def test_experts_that_lack_one_or_differ_in_rank_are_refused(cases, tmp_path):
+    factors = made_of(cases / "hf" / "mixtral", tmp_path / "changed")
+    base = convert_folder(cases / "hf" / "mixtral", tmp_path / "base.gguf", "F32").path
+    gate = {name: v for name, v in factors.items() if "layers.0." in name and ".w1." in name}
+    assert len(gate) == 2 * len({name.partition(".w1.")[0] for name in gate}) > 4
+    gaps = {name: v for name, v in gate.items() if "experts.1." not in name}
+    ranks = {
+        name: (v if "experts.1." not in name else v[:2] if "lora_A" in name else v[:, :2])
+        for name, v in gate.items()
+    }
+    own = {"rank_pattern": {"experts.1.w1": 2}, "alpha_pattern": {"experts.1.w1": 3}}
+    with oxillama.load(base, num_threads=1) as engine:
+        for tensors, config in ((gaps, {}), (ranks, own)):
+            folder = write_peft(tmp_path / "peft", tensors, **config)
+            with pytest.raises(LoraError, match="factors of experts .*, wanted all of one rank"):
+                engine.apply_lora(folder)
+        engine.apply_lora(write_peft(tmp_path / "all", gate))
+
+
+def test_a_module_that_two_families_read_otherwise_needs_the_name_of_one():
+    def rule(module, **config):
+        return _rules_of({module: None}, "granitehybrid", config, "folder")[module][0]
+
+    query, output = (f"model.layers.0.self_attn.{name}_proj" for name in "qo")
+    told = "folder: several families of granitehybrid files name these tensors, wanted base_model_"
+    with pytest.raises(LoraError, match=told):
+        rule(query)
+    named = [
+        rule(query, auto_mapping={"base_model_class": name})
+        for name in ("GraniteMoeHybridForCausalLM", "BambaForCausalLM")
+    ]
+    assert named[0].targets == named[1].targets == ("blk.{b}.attn_q.{w}",)
+    assert named[0].change is not named[1].change
+    assert rule(output).targets == ("blk.{b}.attn_output.{w}",)
+    with pytest.raises(LoraError, match="model.other: no tensor of a granitehybrid file is made"):
+        rule("model.other")
