@@ -222,7 +222,10 @@ _DEEPEST = 64
 def faults(
     value: Any, schema: Any, *, root: Any = None, where: str = "", depth: int = 0
 ) -> list[str]:
-    """The errors in arguments, as a few sentences; empty for valid arguments."""
+    """The errors in arguments, as a few sentences; empty for valid arguments. Judged are the keywords
+    that schemas of functions have, and bounds; `pattern`, `not`, `if` and the like are left to the
+    function.
+    """
     root = schema if root is None else root
     if schema is True or schema == {} or depth > _DEEPEST:
         return []
@@ -236,11 +239,12 @@ def faults(
     found += _own(value, schema, where or "arguments")
     if isinstance(value, Mapping):
         found += _members(value, schema, root, where, depth)
-    items = schema.get("items")
-    if isinstance(value, list) and isinstance(items, (Mapping, bool)):
-        skip = len(schema.get("prefixItems", ()))
-        for at, item in enumerate(value[skip:], skip):
-            found += faults(item, items, root=root, where=f"{where}[{at}]", depth=depth + 1)
+    if isinstance(value, list):
+        first, items = schema.get("prefixItems") or (), schema.get("items")
+        items = items if isinstance(items, (Mapping, bool)) else True
+        for at, item in enumerate(value):
+            inner = first[at] if at < len(first) else items
+            found += faults(item, inner, root=root, where=f"{where}[{at}]", depth=depth + 1)
     for part in schema.get("allOf", ()):
         found += faults(value, part, root=root, where=where, depth=depth + 1)
     for keyword in ("anyOf", "oneOf"):
@@ -248,8 +252,14 @@ def faults(
             faults(value, part, root=root, where=where, depth=depth + 1)
             for part in schema.get(keyword, ())
         ]
-        if parts and all(parts):
+        fitting = sum(not part for part in parts)
+        if parts and not fitting:
             found += sorted(parts, key=len)[0]
+        elif keyword == "oneOf" and fitting > 1:
+            found.append(
+                f"{where or 'arguments'}: found {_shown(value)}, which fits {fitting} of oneOf, "
+                "wanted one"
+            )
     return found[:_MOST]
 
 
@@ -268,17 +278,29 @@ def _own(value: Any, schema: Mapping[str, Any], where: str) -> list[str]:
         return [f"{where}: found {_shown(value)}, wanted {_shown(schema['const'])}"]
     out = []
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    size = len(value) if isinstance(value, (str, list)) else None
-    kind = "Length" if isinstance(value, str) else "Items"
+    size = len(value) if isinstance(value, (str, list, Mapping)) else None
+    listed = "Items" if isinstance(value, list) else "Properties"
+    kind = "Length" if isinstance(value, str) else listed
     for keyword, measured, fits in (
         ("minimum", value if number else None, lambda a, b: a >= b),
         ("maximum", value if number else None, lambda a, b: a <= b),
+        ("exclusiveMinimum", value if number else None, lambda a, b: a > b),
+        ("exclusiveMaximum", value if number else None, lambda a, b: a < b),
         (f"min{kind}", size, lambda a, b: a >= b),
         (f"max{kind}", size, lambda a, b: a <= b),
     ):
         bound = schema.get(keyword)
-        if measured is not None and isinstance(bound, (int, float)) and not fits(measured, bound):
+        if (
+            measured is not None
+            and isinstance(bound, (int, float))
+            and not isinstance(bound, bool)
+            and not fits(measured, bound)
+        ):
             out.append(f"{where}: found {_shown(value)}, {keyword} is {bound}")
+    if schema.get("uniqueItems") is True and isinstance(value, list):
+        texts = {json.dumps(_keyed(item), sort_keys=True) for item in value}
+        if len(texts) < len(value):
+            out.append(f"{where}: found {_shown(value)}, uniqueItems is true")
     return out
 
 
@@ -326,7 +348,20 @@ def _is(value: Any, kind: str) -> bool:
 
 def _same(a: Any, b: Any) -> bool:
     """Equality in JSON, where true is not 1."""
-    return a == b and isinstance(a, bool) == isinstance(b, bool)
+    return _keyed(a) == _keyed(b)
+
+
+def _keyed(value: Any) -> Any:
+    """What is equal, and spelled alike, for values that are equal in JSON."""
+    if isinstance(value, bool):
+        return (value,)  # no list of keyed values holds a bare boolean
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, (list, tuple)):
+        return [_keyed(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _keyed(item) for key, item in value.items()}
+    return value
 
 
 def _shown(value: Any) -> str:

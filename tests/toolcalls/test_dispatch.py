@@ -125,6 +125,9 @@ DAY, MARK = "2024-02-29", "12345678-1234-5678-1234-567812345678"
         (datetime.time, "10:00:00", datetime.time(10)),
         (uuid.UUID, MARK, uuid.UUID(MARK)),
         (list[int], [2.0, 3], [2, 3]),
+        (tuple[datetime.date, ...], [DAY, DAY], (datetime.date(2024, 2, 29),) * 2),
+        (tuple[datetime.date, str], [DAY, DAY], (datetime.date(2024, 2, 29), DAY)),
+        (typing.Dict, {"a": DAY}, {"a": DAY}),  # noqa: UP006
         (float, 2, 2.0),
     ],
 )
@@ -136,6 +139,27 @@ def test_an_argument_has_the_type_of_its_hint(hint, given, wanted):
     found = ToolDispatcher([tool]).dispatch(ToolCall("tool", {"value": given})).value
     assert found == wanted
     assert repr(found) == repr(wanted)  # 2 and 2.0 are equal
+
+
+def test_a_result_that_json_does_not_have_is_written_as_its_text():
+    def tool():
+        return {"day": datetime.date(2024, 2, 29), "kinds": {Unit.FAHRENHEIT, Unit.CELSIUS}}
+
+    result = ToolDispatcher([tool]).dispatch(ToolCall("tool", {}))
+    assert result.content == '{"day": "2024-02-29", "kinds": ["C", "F"]}'
+
+
+def test_what_stands_before_the_first_argument_is_no_description():
+    def tool(days):
+        """Waits.
+
+        Args:
+            of all sorts
+            days: how
+                long
+        """
+
+    assert tool_of(tool).parameters["properties"]["days"]["description"] == "how long"
 
 
 def test_what_has_to_be_awaited_is_not_taken_for_a_result():
@@ -249,11 +273,18 @@ schemas = st.recursive(
             {"minimum": 1},
             {"maxLength": 1},
             {"type": "array", "minItems": 1},
+            {"exclusiveMinimum": 0, "exclusiveMaximum": 2},
+            {"uniqueItems": True},
+            {"minProperties": 1, "maxProperties": 1},
+            {"enum": [[True], [1], {"a": 1.0}]},
             False,
         ]
     ),
     lambda inner: (
         st.fixed_dictionaries({"items": inner})
+        | st.fixed_dictionaries(
+            {"items": inner, "prefixItems": st.lists(inner, min_size=1, max_size=2)}
+        )
         | st.fixed_dictionaries(
             {
                 "properties": st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
@@ -262,13 +293,41 @@ schemas = st.recursive(
             }
         )
         | st.fixed_dictionaries({"anyOf": st.lists(inner, min_size=1, max_size=2)})
+        | st.fixed_dictionaries({"oneOf": st.lists(inner, min_size=1, max_size=3)})
         | st.fixed_dictionaries({"allOf": st.lists(inner, min_size=1, max_size=2)})
     ),
     max_leaves=4,
 )
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize(
+    "hint, given, fault",
+    [
+        (tuple[int, str], ["x", "y"], "value[0]: found 'x', wanted integer"),
+        (tuple[int, str], [1, 5], "value[1]: found 5, wanted string"),
+        (set[int], [2, 3, 2.0], "value: found [2, 3, 2.0], uniqueItems is true"),
+        (int | str | None, 2.5, "value: found 2.5, wanted integer"),
+    ],
+)
+def test_an_argument_that_its_hint_does_not_allow_is_a_result(hint, given, fault):
+    def tool(value):
+        raise AssertionError
+
+    tool.__annotations__["value"] = hint
+    assert ToolDispatcher([tool]).dispatch(ToolCall("tool", {"value": given})).error == (
+        f"tool: {fault}"
+    )
+
+
+@pytest.mark.parametrize("keyword", ["$ref", "allOf", "anyOf"])
+def test_a_schema_that_leads_back_to_itself_ends(keyword):
+    back = {"$ref": "#"}
+    schema = back if keyword == "$ref" else {keyword: [back], "type": "integer"}
+    assert faults(1, schema) == []
+    assert bool(faults("x", schema)) == (keyword != "$ref")
+
+
+@settings(max_examples=300, deadline=None)
 @given(json_values, schemas)
 def test_faults_are_found_exactly_where_the_standard_finds_them(value, schema):
     assert (not faults(value, schema)) == jsonschema.Draft202012Validator(schema).is_valid(value)
