@@ -288,6 +288,8 @@ def test_errors_name_what_cannot_be_had():
         )
     with pytest.raises(GrammarError, match="tool f: schema /anyOf"):
         ToolCallGrammar("pythonic", [{"name": "f", "parameters": {"anyOf": [{"required": ["a"]}]}}])
+    with pytest.raises(GrammarError, match="tool f: schema /properties: 'a-b' is not a keyword"):
+        ToolCallGrammar("pythonic", [{"name": "f", "parameters": {"properties": {"a-b": {}}}}])
 
 
 # ---- triggered
@@ -536,12 +538,46 @@ def test_arguments_with_quotes_of_their_own_follow_their_schema(written, fits):
 
 
 @pytest.mark.parametrize(
+    ("schema", "fitting", "other"),
+    [
+        ({}, ("{}", "{x:[1]}", "2", '<|"|>x<|"|>'), ()),
+        ({"type": "object"}, ("{}", "{x:[1]}"), ("2",)),
+        ({"type": "object", "additionalProperties": False}, ("{}",), ("{x:1}",)),
+        (
+            {"type": "object", "additionalProperties": {"type": "integer"}},
+            ("{}", "{x:1}", "{x:1,y:2}"),
+            ("{x:null}", "{x:1,y:null}"),
+        ),
+        ({"type": "object", "properties": {"x": {"type": "null"}}}, ("{}", "{x:null}"), ("{y:1}",)),
+        ({"type": "array", "maxItems": 0}, ("[]",), ("[1]",)),
+        (
+            {"type": "array", "minItems": 2, "maxItems": 3},
+            ("[1,2]", "[1,2,3]"),
+            ("[1]", "[1,2,3,4]"),
+        ),
+    ],
+)
+def test_objects_and_lists_with_quotes_of_their_own_follow_their_schema(schema, fitting, other):
+    grammar = ToolCallGrammar(
+        "gemma4", [{"name": "f", "parameters": {"properties": {"k": schema}}}]
+    )
+    for values, fits in ((fitting, True), (other, False)):
+        for value in values:
+            text = f"<|tool_call>call:f{{k:{value}}}<tool_call|>"
+            assert grammar.matches(text) == fits, value
+
+
+@pytest.mark.parametrize(
     ("schema", "message"),
     [
         ({"type": "string", "pattern": "a+"}, "'pattern' cannot be enforced"),
         ({"type": "array", "prefixItems": []}, "'prefixItems' cannot be enforced"),
         ({"oneOf": [{"type": "string"}, {"type": "string"}]}, "wanted anyOf"),
         ({"$ref": "#/$defs/none"}, "leads nowhere"),
+        (
+            {"$ref": "#/properties", "maxLength": 1},
+            "keywords next to .ref '#/properties' cannot be",
+        ),
         ({"type": "object", "properties": {"a b": {}}}, "'a b' cannot be written bare"),
         ({"minLength": 2}, "'minLength', wanted a type"),
         (False, "wanted a schema with values"),

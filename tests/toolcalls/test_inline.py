@@ -51,8 +51,34 @@ def test_the_example_of_every_notation_reads_as_a_call(name):
     assert [(call.name, call.arguments) for call in calls] == [("FUNCTION", {"ARGUMENT": "VALUE"})]
 
 
+NESTED = {
+    "a": {"b": [1, "x", {"c": None}], "d e": "<y>"},
+    "l": [],
+    "m": {},
+    "n": -2.5,
+    "q": 'say "hi"\n',
+    "t": True,
+    "z": "1",
+}
+KINDS = {"a": "object", "l": "array", "m": "object", "n": "number", "q": "string", "t": "boolean"}
+OF_NESTED = {"properties": {key: {"type": KINDS.get(key, "string")} for key in NESTED}}
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"harmony"}))
+def test_arguments_of_every_shape_are_read_as_they_were_written(name):
+    text = written_calls(FORMATS[name], [("f", NESTED), ("g", {})])
+    _, calls, malformed = detect_calls(text, name, parameters={"f": OF_NESTED})
+    assert not malformed
+    assert [(call.name, call.arguments) for call in calls] == [("f", NESTED), ("g", {})]
+    if name == "gemma4":
+        wanted = (
+            'a:{<|"|>b<|"|>:[1,<|"|>x<|"|>,{<|"|>c<|"|>:null}],<|"|>d e<|"|>:<|"|><y><|"|>},l:[],'
+        )
+        assert wanted in text
+
+
 def test_calls_in_channels_read_as_calls():
-    found = [("f", {"a": 1, "b": "x"}), ("g", {})]
+    found = [("f", NESTED), ("g", {})]
     reader = HarmonyReader()
     events = reader.feed(written_calls(FORMATS["harmony"], found)) + reader.finish()
     calls = [event.call for event in events if isinstance(event, CallFinished)]

@@ -263,6 +263,7 @@ def test_arguments_stream_as_they_come():
             "x",
         ),
         ("gemma4", "<|tool_call>call:f{a:1,a:2}", "<|tool_call>call:f{a:1,a:2}", ""),
+        ("gemma4", "<|tool_call>call:f{:1}", "<|tool_call>call:f{:1}", ""),
         ("gemma4", '<|tool_call>call:f{a:<|"|>b', '<|tool_call>call:f{a:<|"|>b', ""),
         ("lfm2", "<|tool_call_start|>[f(a=x)]", "<|tool_call_start|>[f(a=x)", ""),
         (

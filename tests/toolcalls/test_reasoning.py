@@ -210,6 +210,11 @@ def test_a_reply_has_its_reasoning_its_content_and_its_calls():
 
 
 def test_without_formats_a_reply_is_its_text():
+    assert parse_reply("a").message() == {"role": "assistant", "content": "a"}
+    bare = '{"name": "f", "parameters": {}}'
+    for names, found in ((None, 1), (["f", "g"], 1), (["g"], 0)):
+        reply = parse_reply(bare, "llama3", names=names)
+        assert (len(reply.tool_calls), reply.content) == (found, "" if found else bare)
     assert parse_reply(" <think>a</think> <tool_call>").content == " <think>a</think> <tool_call>"
     assert (
         parse_reply("a</think>b", reasoning=THINK, reasoning_opened=True).message()[
