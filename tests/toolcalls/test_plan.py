@@ -71,6 +71,30 @@ def test_an_answers_own_constraint_begins_after_reasoning():
     )
 
 
+@pytest.mark.parametrize("prompt, again", [("", True), ("x<think>\n\n</think>\n\n", False)])
+def test_what_is_held_to_a_form_does_not_reason_again_where_the_prompt_has_done_so(prompt, again):
+    for options, text in (
+        ({"constraint": Grammar.from_choices(["yes"])}, "yes"),
+        ({"tools": TOOLS, "tool_choice": "required"}, CALL),
+        ({"tools": TOOLS, "tool_choice": "now"}, CALL),
+    ):
+        plan = plan_chat(QWEN, prompt, Words(), **options)
+        assert plan.constraint.matches(text)
+        assert plan.constraint.matches("<think>hm</think>\n" + text) == again
+    free = plan_chat(QWEN, prompt, Words(), tools=TOOLS)
+    assert free.read("<think>hm</think>\n" + CALL).reasoning == "hm"
+
+
+def test_a_model_that_reasons_from_the_first_token_has_no_opening():
+    implied = plan_chat("{{ '<｜Assistant｜>' }}{{ '</think>' }}", "", Words())
+    for plan, told in (
+        (implied, ("hm", "yes")),
+        (plan_chat(QWEN, "", Words()), ("", "hm</think>yes")),
+    ):
+        reply = plan.read("hm</think>yes")
+        assert (reply.reasoning, reply.content) == told
+
+
 def test_control_tokens_that_are_delimiters_are_shown_and_others_are_not():
     words = Words("[TOOL_CALLS]", "[ARGS]", "[OTHER]")
     plan = plan_chat("[TOOL_CALLS] [ARGS]", "", words, tools=TOOLS, tool_choice="required")

@@ -341,6 +341,27 @@ def test_spellings_that_models_use_are_read(format, text, found):
     assert [call.id for call in calls_found] == [f"call{i:05d}" for i in range(len(found))]
 
 
+@pytest.mark.parametrize("written", ['{"a":  1}', '"{\\"a\\": 1}"', "null", '" "', "{}"])
+def test_arguments_are_told_in_json_however_they_are_written(written):
+    text = f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>'
+    for pieces in ([text], list(text)):
+        out = events("hermes", pieces)
+        (call,) = (event.call for event in out if isinstance(event, CallFinished))
+        told = "".join(event.json for event in out if isinstance(event, CallArguments))
+        assert told == call.arguments_text
+        assert json.loads(told) == call.arguments == ({"a": 1} if "a" in written else {})
+
+
+def test_where_calls_come_first_those_after_text_are_text():
+    two = "".join(
+        f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>\n' for name in "fg"
+    )
+    out = events("hermes", list(two), leading=True)
+    assert [event.call.name for event in out if isinstance(event, CallFinished)] == ["f", "g"]
+    for text in ("x " + two, "x" + two):
+        assert events("hermes", list(text), leading=True) == [Text(text)]
+
+
 def test_names_on_offer_tell_bare_calls_from_text():
     text = '{"name": "Ann", "parameters": {"age": 3}}'
     assert events("llama3", list(text), names=["f"]) == [Text(text)]
