@@ -276,8 +276,12 @@ class TokenizerBridge:
         the two.
         """
         v = self.vocabulary
-        end = [v.special["sep"]] * v.add_sep + [v.special["eos"]] * v.add_eos
-        between = end + [v.special["sep"]] * v.sep_between
+
+        def named(name: str, there: bool) -> list[int]:
+            return [v.special[name]] if there else []
+
+        end = named("sep", v.add_sep) + named("eos", v.add_eos)
+        between = end + named("sep", v.sep_between)
         if not between:
             raise TokenizerError(
                 "pair: the file has no separator of two texts, wanted "
@@ -286,7 +290,7 @@ class TokenizerBridge:
         ids = [
             self.encode(text, add_special=False, parse_special=False) for text in (first, second)
         ]
-        return [v.special["bos"]] * v.add_bos + ids[0] + between + ids[1] + end
+        return named("bos", v.add_bos) + ids[0] + between + ids[1] + end
 
     # ---- ids to text
     # ---------------------------------------------------------------------------------------------

@@ -242,6 +242,24 @@ def test_texts_that_nothing_would_separate_are_no_pair(cases):
         bridge.encode_pair("a", "b")
 
 
+@pytest.mark.parametrize(("ends", "pair"), [(False, None), (True, [1, 3, 2, 4, 2])])
+def test_a_pair_needs_no_token_that_is_not_put_into_it(ends, pair):
+    """The vocabulary of a language model names no separator."""
+    bridge = TokenizerBridge.from_metadata({
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "a", "b"],
+        "tokenizer.ggml.scores": [0.0] * 5,
+        "tokenizer.ggml.token_type": [2, 3, 3, 1, 1],
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_eos_token": ends,
+    })  # fmt: skip
+    if pair is None:
+        with pytest.raises(TokenizerError, match="the file has no separator of two texts"):
+            bridge.encode_pair("a", "b")
+    else:
+        assert bridge.encode_pair("a", "b") == pair
+
+
 def test_positions_without_a_row_are_refused_at_load(cases):
     with pytest.raises(ConfigError, match="context_size: found 129, wanted at most 128, as far as"):
         oxillama.load(cases / "embed" / "bert_cls" / "f32.gguf", context_size=129)
