@@ -22,23 +22,11 @@ from oxillama.toolcalls.formats import (
 )
 from oxillama.toolcalls.literals import types_of
 from oxillama.toolcalls.quoted import quoted_arguments
-from oxillama.toolcalls.tools import Tool, arguments_schema
+from oxillama.toolcalls.tools import ANNOTATIONS, Tool, arguments_schema
 
 SPACES = whitespace()  # bounded, so that a model cannot go on with spaces forever
 _NONE = literal("")
 _TEXT_KEYWORDS = {"pattern", "format", "allOf", "not"}  # which a text in tags cannot be held to
-_ANNOTATIONS = {
-    "title",
-    "description",
-    "default",
-    "examples",
-    "$schema",
-    "$id",
-    "$comment",
-    "$defs",
-    "definitions",
-    "deprecated",
-}
 _NOT_TEXT = ["number", "boolean", "null", "object", "array"]
 _NOT_A_WORD = ["string", "number", "object", "array"]  # but for True, False and None in Python
 
@@ -369,7 +357,7 @@ def _keywords(tool: Tool) -> tuple[dict[str, Any], list[str]]:
     GrammarError for keywords that cannot be enforced then.
     """
     schema = dict(tool.parameters)
-    known = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
+    known = ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
     for keyword in schema:
         if keyword not in known:
             raise GrammarError(

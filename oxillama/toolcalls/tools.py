@@ -214,17 +214,31 @@ def arguments_schema(tool: Tool, *, closed: bool = True) -> dict[str, Any]:
     )
 
 
+# keywords of schemas that say nothing of a value
+ANNOTATIONS = {
+    "title",
+    "description",
+    "default",
+    "examples",
+    "$schema",
+    "$id",
+    "$comment",
+    "$defs",
+    "definitions",
+    "deprecated",
+}
 _TYPES = {"string": str, "boolean": bool, "null": type(None), "object": Mapping, "array": list}
 _MOST = 5  # faults that are named
 _DEEPEST = 64
+_SHALLOW = 8  # a schema that refers to itself is not followed further
 
 
 def faults(
     value: Any, schema: Any, *, root: Any = None, where: str = "", depth: int = 0
 ) -> list[str]:
-    """The errors in arguments, as a few sentences; empty for valid arguments. Judged are the keywords
-    that schemas of functions have, and bounds; `pattern`, `not`, `if` and the like are left to the
-    function.
+    """The errors in arguments, as a few sentences; empty for valid arguments. Judged are the
+    keywords that schemas of functions have, and bounds; `pattern`, `not`, `if` and the like are
+    left to the function.
     """
     root = schema if root is None else root
     if schema is True or schema == {} or depth > _DEEPEST:
@@ -255,12 +269,44 @@ def faults(
         fitting = sum(not part for part in parts)
         if parts and not fitting:
             found += sorted(parts, key=len)[0]
-        elif keyword == "oneOf" and fitting > 1:
+        elif (
+            keyword == "oneOf"
+            and fitting > 1
+            and all(_judged(part, root) for part in schema["oneOf"])
+        ):
             found.append(
                 f"{where or 'arguments'}: found {_shown(value)}, which fits {fitting} of oneOf, "
                 "wanted one"
             )
     return found[:_MOST]
+
+
+# keywords that leave nothing to the function
+_PARTS = ("prefixItems", "allOf", "anyOf", "oneOf")
+_SIZES = ("imum", "Length", "Items", "Properties")
+_JUDGED = (
+    ANNOTATIONS
+    | {"type", "enum", "const", "uniqueItems", "required", "$ref", *_PARTS}
+    | {"properties", "additionalProperties", "items", "exclusiveMinimum", "exclusiveMaximum"}
+    | {f"{side}{size}" for side in ("min", "max") for size in _SIZES}
+)
+
+
+def _judged(schema: Any, root: Any, depth: int = 0) -> bool:
+    """Whether nothing in a schema is left to the function, so that a value without faults fits."""
+    if isinstance(schema, bool):
+        return True
+    if depth > _SHALLOW or not isinstance(schema, Mapping) or not schema.keys() <= _JUDGED:
+        return False
+    inner = [*(schema.get("properties") or {}).values(), schema.get("items", True)]
+    inner.append(schema.get("additionalProperties", True))
+    for keyword in _PARTS:
+        inner += schema.get(keyword) or ()
+    if "$ref" in schema:
+        if not str(schema["$ref"]).startswith("#"):
+            return False
+        inner.append(_resolved(schema["$ref"], root))
+    return all(_judged(each, root, depth + 1) for each in inner)
 
 
 def _own(value: Any, schema: Mapping[str, Any], where: str) -> list[str]:

@@ -327,6 +327,17 @@ def test_a_schema_that_leads_back_to_itself_ends(keyword):
     assert bool(faults("x", schema)) == (keyword != "$ref")
 
 
+@pytest.mark.parametrize(
+    "part", [{"pattern": "^b"}, {"$ref": "#/$defs/x"}, {"items": {"not": {}}}, {"$ref": "other"}]
+)
+def test_a_one_of_is_refused_only_where_nothing_tells_its_parts_apart(part):
+    schema = {"oneOf": [{"type": "string"}, part], "$defs": {"x": {"format": "date"}}}
+    assert faults("a", schema) == []
+    assert faults("a", {"oneOf": [{"type": "string"}, {"maxLength": 1}]}) == [
+        "arguments: found 'a', which fits 2 of oneOf, wanted one"
+    ]
+
+
 @settings(max_examples=300, deadline=None)
 @given(json_values, schemas)
 def test_faults_are_found_exactly_where_the_standard_finds_them(value, schema):
