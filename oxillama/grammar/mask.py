@@ -149,14 +149,16 @@ class TokenMasker:
         """The allowed tokens: read-only uint32, bit t of word t // 32 (lowest first) is set exactly
         if token t may come next.
         """
-        cursor = state._cursor
-        key = (cursor.machine.serial, *self.trie.position(cursor))
+        cursor, grammar = state._cursor, state.grammar
+        # grammars that `resolve` makes of one share its machine, each with ids of its own
+        named = (tuple(grammar._symbols.items()),) if grammar.tokens else ()
+        key = (cursor.machine.serial, *self.trie.position(cursor), *named)
         mask = self._masks.get(key)
         if mask is None:
             mask = np.empty(self.words, np.uint32)
             # the key again: filling may have collected
-            key = (cursor.machine.serial, *self.trie.fill(cursor, mask, self._masks))
-            if state.grammar.tokens:
+            key = (cursor.machine.serial, *self.trie.fill(cursor, mask, self._masks), *named)
+            if grammar.tokens:
                 self._add_symbols(state, mask)
             if cursor.complete:
                 mask |= self._end

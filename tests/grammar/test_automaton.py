@@ -2,6 +2,7 @@
 bounded memory.
 """
 
+import itertools
 import random
 import tracemalloc
 from functools import partial
@@ -192,6 +193,35 @@ def test_token_terminals_name_tokens_and_their_opposites():
         assert s.mask().tolist() == [0b010000]
     with pytest.raises(GrammarError, match="<missing>"):
         masker.state(Grammar.parse("root ::= <missing>"))
+
+
+def test_grammars_with_other_ids_for_the_same_names_have_masks_of_their_own():
+    # one machine serves them all: bytes lead to the same positions, whatever a name's token is
+    source = Grammar.parse('root ::= <a> "x" <b>?')
+    readings = [
+        source,
+        *(source.resolve(ids) for ids in ({"<a>": 1, "<b>": 2}, {"<a>": 2, "<b>": 1})),
+    ]
+
+    def asked(masker, reading):
+        state = reading.state()
+        masks = [masker.mask(state).tolist()]
+        for token in (1, 2):
+            if masker.allows(state, token):
+                masker.advance(state, token)
+                masker.advance(state, 0)
+                return [*masks, masker.mask(state).tolist()]
+        return masks
+
+    def made():
+        return TokenMasker([b"x", b"<a>", b"<b>"], control_ids=[1, 2], names={"<a>": 1, "<b>": 2})
+
+    alone = [asked(made(), each) for each in readings]
+    assert alone == [[[0]], [[0b010], [0b100]], [[0b100], [0b010]]]
+    for order in itertools.permutations(range(3)):
+        shared = made()
+        assert [asked(shared, readings[i]) for i in order] == [alone[i] for i in order]
+        assert shared.state(source).mask().tolist() == alone[1][0]
 
 
 def test_code_points_may_straddle_tokens():
