@@ -332,7 +332,8 @@ class LoraStack:
 
 def _mark(path: str | os.PathLike[str]) -> tuple | None:
     """Identifies the state of a file, or of the files of a PEFT folder, to see whether it was
-    changed; None if one is missing.
+    changed; None if one is missing. Adapters of one rank have one size, and archives give files
+    times of their own choice: only the inode's change time is set by no program.
     """
     folder = Path(path)
     files = (folder / CONFIG, folder / WEIGHTS) if os.path.isdir(folder) else (folder,)
@@ -342,4 +343,7 @@ def _mark(path: str | os.PathLike[str]) -> tuple | None:
         found = [os.stat(file) for file in files]
     except OSError:
         return None
-    return tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+    return tuple(
+        (each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns)
+        for each in found
+    )

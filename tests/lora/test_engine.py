@@ -4,6 +4,7 @@ run, in the prefix cache and in snapshots.
 
 import asyncio
 import gc
+import os
 import time
 
 import numpy as np
@@ -55,6 +56,19 @@ def test_stacked_adapters_are_the_model_with_both_added(made, engine):
     got = engine.logits(PROMPT, lora=["one", ("two", -0.5)])
     assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
     assert np.abs(engine.logits(PROMPT) - want).max() > 0.05 * np.abs(want).max()
+
+
+def test_a_file_with_the_size_and_time_of_the_one_before_is_read_again(made, engine, tmp_path):
+    _, factors = made
+    path, wanted, found = tmp_path / "style.gguf", [], []
+    for scale in (4.0, 8.0):
+        new = write_lora(tmp_path / "new.gguf", "llama", factors["one"], alpha=scale)
+        path.write_bytes(new.read_bytes())  # in place: its inode stays
+        os.utime(path, (1e9, 1e9))  # as archives that are made twice alike give it
+        engine.loras.load(path, replace=True)
+        found.append(tokens(engine, "style"))
+        wanted.append(tokens(engine, [("one", scale / 4.0)]))
+    assert found == wanted and wanted[0] != wanted[1]
 
 
 def test_rows_of_one_step_each_have_their_own_adapters_with_the_bits_of_their_solo_runs(engine):
