@@ -64,30 +64,39 @@ def _entry(call: Call, name: str, path: Any) -> dict[str, Any] | None:
         "modified_at": stamp,
         "size": status.st_size,
         "digest": hashlib.sha256(mark.encode()).hexdigest(),
-        "details": _details(str(path), status.st_mtime_ns),
+        "details": _details(path, status),
     }
 
 
-@lru_cache(maxsize=1024)
-def _details(path: str, stamp: int) -> dict[str, Any]:
+def _details(path: str | os.PathLike[str], status: os.stat_result) -> dict[str, Any]:
     """What a file says of itself, whether it is loaded or not; empty for no GGUF file."""
-    family, size, file_type = "", "", None
+    marks = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     try:
-        with GgufReader(path) as reader:
-            found = reader.metadata
-            family = str(found.get("general.architecture", ""))
-            size = str(found.get("general.size_label") or _in_words(_parameters(reader)))
-            file_type = found.get("general.file_type")
-    except (OSError, OxillamaError):
-        pass
+        family, size, level = _said(str(path), marks)
+    except (OSError, OxillamaError):  # not remembered: a split file may still be on its way
+        family, size, level = "", "", ""
     return {
         "parent_model": "",
         "format": "gguf",
         "family": family,
         "families": [family] if family else [],
         "parameter_size": size,
-        "quantization_level": _level(file_type),
+        "quantization_level": level,
     }
+
+
+@lru_cache(maxsize=1024)
+def _said(path: str, marks: tuple[int, ...]) -> tuple[str, str, str]:
+    """(architecture, number of parameters, type) that a file states. marks: its state, which
+    another file under this path does not have.
+    """
+    with GgufReader(path) as reader:
+        found = reader.metadata
+        return (
+            str(found.get("general.architecture", "")),
+            str(found.get("general.size_label") or _in_words(_parameters(reader))),
+            _level(found.get("general.file_type")),
+        )
 
 
 def _parameters(reader: GgufReader) -> int:
@@ -172,13 +181,12 @@ async def show(call: Call) -> Response:
         else:
             about = of_model(loaded)
         keys, tensors = _of_file(about, name, verbose=bool(body.get("verbose")))
-        stamp = about.path.stat().st_mtime_ns
         return json_response(
             {
                 "modelfile": f"FROM {about.path}",
                 "parameters": "",
                 "template": about.template,
-                "details": _details(str(about.path), stamp),
+                "details": _details(about.path, about.path.stat()),
                 "model_info": keys,
                 **({"tensors": tensors} if body.get("verbose") else {}),
                 "capabilities": _capabilities(about),

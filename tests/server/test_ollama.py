@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -179,6 +180,27 @@ def test_models_that_are_not_loaded_say_what_they_are(tmp_path):
         assert server.get("/api/tags").json()["models"][0]["details"] == a["details"]
         assert a["details"]["family"] == "llama" and a["details"]["quantization_level"]
         assert a["details"]["parameter_size"] == "3.5M" and b["details"]["parameter_size"] == ""
+
+
+def test_what_a_listed_file_says_is_that_of_the_file_that_is_there(tmp_path):
+    whole, path = embedded_path().read_bytes(), tmp_path / "a.gguf"
+
+    def put(data):
+        """Another file in its place, of the time that an archive gives all of its files."""
+        (tmp_path / "new").write_bytes(data)
+        os.utime(tmp_path / "new", (1e9, 1e9))
+        os.replace(tmp_path / "new", path)
+
+    with asking(models_dir=tmp_path) as server:
+        found = []
+        for data in (whole[:-1], whole, whole.replace(b"3.5M", b"7.5M"), b"no model"):
+            put(data)
+            (tag,) = server.get("/api/tags").json()["models"]
+            found.append(tag["details"]["parameter_size"])
+            if data[:4] == b"GGUF" and len(data) == len(whole):
+                shown = server.ok("/api/show", {"model": "a"})
+                assert shown["details"] == tag["details"]
+    assert found == ["", "3.5M", "7.5M", ""]
 
 
 def test_a_model_that_is_here_is_pulled_without_being_fetched(server):
