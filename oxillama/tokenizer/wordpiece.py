@@ -25,6 +25,7 @@ _IDEOGRAPHS = (
     (0xF900, 0xFAFF),
     (0x2F800, 0x2FA1F),
 )
+_LONGEST_REMEMBERED = 64
 _SPACES = frozenset("\t\n\v\f\r\x85")
 # What has no place in a word: control characters, format characters, private use. Code points that
 # no character is assigned to stay: later versions of Unicode may make letters of them.
@@ -47,7 +48,7 @@ class WordPieceEncoder:
         """The ids of `text`; a word that cannot be written in tokens is one unknown token."""
         ids: list[int] = []
         for word in self._words(text):
-            ids.extend(self._word(word))
+            ids.extend(self._word(word) if len(word) <= _LONGEST_REMEMBERED else self._pieces(word))
         return ids
 
     def _words(self, text: str) -> list[str]:

@@ -4,6 +4,7 @@ special tokens.
 
 import re
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -371,3 +372,16 @@ def test_a_marker_of_completion_is_a_control_token_whatever_the_file_calls_it(ki
     assert ours.encode(text) == [256, 64, 257, 65, 258]
     assert max(ours.encode(text, parse_special=False)) < 256
     assert ours.decode(ours.encode(text, parse_special=False)) == text
+
+
+def test_long_words_are_not_remembered():
+    wordpiece = bridge("bert", ["[UNK]", "▁a", "a"], [2, 1, 1], unknown_token_id=0)
+    for ours in (wordpiece, unigram(unknown_token_id=2)):
+        ours.encode("a b")
+        tracemalloc.start()
+        try:
+            for size in range(10_000, 10_100):
+                ours.encode("a" * size, add_special=False)
+            assert tracemalloc.get_traced_memory()[0] < 500_000
+        finally:
+            tracemalloc.stop()
