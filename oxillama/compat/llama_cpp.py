@@ -265,6 +265,7 @@ class Llama:
         self._speculative = "lookup" if draft_model is not None else None
         self.cache: LlamaRAMCache | None = None
         self._rows: np.ndarray | None = None
+        self._rows_of: list[int] = []  # the tokens that these are the logits of
         self._session: Any = None
         self._engine: oxillama.InferenceEngine | None = None
         self._closed = False
@@ -772,10 +773,11 @@ class Llama:
         """Logits after the session's tokens, float32 (n_tokens, n_vocab): of every token with
         `logits_all`, otherwise only of the last one, in its row, with 0 elsewhere.
         """
-        rows = np.zeros((self.n_tokens, self.engine.config.vocab_size), np.float32)
         kept = self._kept()
+        count = 0 if kept is None else len(self._rows_of)
+        rows = np.zeros((count, self.engine.config.vocab_size), np.float32)
         if kept is not None:
-            rows[len(rows) - len(kept) :] = kept
+            rows[count - len(kept) :] = kept
         return rows
 
     @property
@@ -794,14 +796,21 @@ class Llama:
         """The logits after the last tokens of the session; those of a completion, which keeps
         none, are made again. None if there are no tokens.
         """
-        tokens = [] if self._session is None else self._session.tokens
-        if self._rows is None and len(tokens):
+        # of a completion that is read while it streams, more come
+        tokens = [] if self._session is None else [*self._session.tokens]
+        if tokens != self._rows_of:
+            self._rows = None
+        if self._rows is None and tokens:
             if self._logits_all:
-                self._rows = self.engine.logits(tokens)
+                self._keep(self.engine.logits(tokens), tokens)
             else:
                 with self._session.fork() as again:
-                    self._rows = self._last_row(again)
+                    self._keep(self._last_row(again), tokens)
         return self._rows
+
+    def _keep(self, rows: np.ndarray, tokens: Sequence[int]) -> None:
+        """Keep the logits after the last of these tokens."""
+        self._rows, self._rows_of = rows, [*tokens]
 
     def _last_row(self, session: Session) -> np.ndarray:
         """The logits after a session's last token, (1, vocabulary), made again."""
@@ -842,9 +851,9 @@ class Llama:
         if self._logits_all:
             rows = self.engine.logits([*self._session.tokens, *ids])
             self.engine.prefill(ids, session=self._session)
-            self._rows = rows
         else:
-            self._rows = self.engine.prefill(ids, session=self._session)[None]
+            rows = self.engine.prefill(ids, session=self._session)[None]
+        self._keep(rows, self._session.tokens)
 
     def sample(
         self,
@@ -991,7 +1000,7 @@ class Llama:
         self._session = self.engine.restore(state.llama_state, processors=state.processors)
         # logits are no part of a state: those of the last token are made again
         if self._session.tokens:
-            self._rows = self._last_row(self._session)
+            self._keep(self._last_row(self._session), self._session.tokens)
 
     def _follow(self) -> None:
         """Make the session of the last completion the current one."""

@@ -860,6 +860,17 @@ def test_logits_after_a_completion_are_those_of_its_tokens(engine, every):
         assert np.array_equal(llm.scores[-1], engine.logits([*tokens, tokens[0]])[-1])
 
 
+def test_logits_that_were_read_in_the_middle_of_a_stream_are_not_those_of_its_end(engine):
+    with Llama(MODEL, n_threads=1, logits_all=True) as llm:
+        pieces = llm("Once upon", max_tokens=100, temperature=0, stream=True)
+        next(pieces)
+        early = llm.scores
+        assert 0 < len(early) < 50
+        list(pieces)
+        wanted = engine.logits(list(llm.eval_tokens))
+        assert np.array_equal(llm.scores, wanted) and np.array_equal(early, wanted[: len(early)])
+
+
 def test_a_model_is_pickled_as_what_it_was_made_with(llm):
     llm.set_seed(7)
     again = pickle.loads(pickle.dumps(llm))
