@@ -440,6 +440,11 @@ def test_random_schemas_accept_only_valid_texts_and_all_canonical_ones(block):
             ["[1]", '["a",1]'],
         ),
         (
+            {"type": "string", "pattern": "^(a|bb)$", "minLength": 2},
+            ['"bb"'],
+            ['"a"', '"b"', '"abb"'],
+        ),
+        (
             True,
             ["1", "null", '{"a":[1,{}]}', '"x"', "-1.5e+10"],
             ["", "nul", "{a:1}", "[1,]", "01", "1."],

@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+import sys
 
 import pytest
 
@@ -47,6 +48,9 @@ PATTERNS = [
     "b(?!^a)a|(?!^a)b",
     "b?(?=(^|b)a)..",
     "(?=(?=^a)(?!.^)a)[ab]",
+    "(?=ab$).*",
+    "^(?=a(b|1)$|-$)[ab1-]*",
+    "^(?!(ab?)+$)[ab1-]+",
 ]
 WORDS = ["".join(w) for n in range(4) for w in itertools.product("ab1-", repeat=n)]
 
@@ -111,6 +115,23 @@ def test_operations_are_those_of_sets():
         assert len(minimal.moves) <= len(a.moves)
 
 
+@pytest.mark.parametrize(
+    "pattern, lengths",
+    [
+        ("^(a|bb)$", (1, 2)),
+        ("^(a{3}|b{2,5})c?$", (2, 6)),
+        ("^(a|b*)$", (0, None)),
+        ("^(|abc)d$", (1, 4)),
+        ("^(?:ab){2,3}$", (4, 6)),
+        ("^(?=abc)d$", (1, 1)),
+        ("^a|b$", (1, None)),
+        ("ab", (2, None)),
+    ],
+)
+def test_the_lengths_of_matches_are_bounded(pattern, lengths):
+    assert parse_regex(pattern).lengths() == lengths
+
+
 def test_finite_languages_are_listed():
     assert search_automaton("^(ab?|c)$").finite(10) == ["a", "ab", "c"]
     assert search_automaton("^a*$").finite(10) is None
@@ -166,6 +187,9 @@ def test_unicode_classes():
     letters = parse_regex(r"^\p{Lu}\p{L}*$").search()
     assert letters.accepts_text("\u00c9cole") and not letters.accepts_text("\u00e9cole")
     assert parse_regex(r"^\P{L}$").search().accepts_text("1")
+    last = chr(sys.maxunicode)  # of no character
+    assert parse_regex(r"^\p{Cn}$").search().accepts_text(last)
+    assert not parse_regex(r"^\P{Cn}$").search().accepts_text(last)
     assert Grammar.from_regex("[\U0001f600-\U0001f64f]").matches("\U0001f601")
 
 

@@ -98,6 +98,44 @@ def test_a_grammar_can_be_pickled_and_copied(kind):  # for processes, as part of
     assert copy.deepcopy(options).grammar is grammar
 
 
+def edited(data, **members):
+    return json.dumps({**json.loads(data), **members}).encode()
+
+
+def test_a_state_with_tokens_in_it_goes_on_after_each_step():
+    grammar = Grammar.parse('root ::= <[3]> "ab" ("c" | <[4]>) "ab"+ <[3]>')
+    masker = TokenMasker([b"ab", b"c", b"a", b"", b"", b"b"], control_ids=[3, 4])
+    state = masker.state(grammar)
+    for token in (3, 2, 5, 4, 0, 0, 2, 5, 3):
+        again = GrammarState.restore(state.serialise(), masker=masker)
+        assert again.serialise() == state.serialise() and again.consumed == state.consumed
+        assert again.mask().tobytes() == state.mask().tobytes()
+        masker.advance(again, token)
+        masker.advance(state, token)
+        assert again.serialise() == state.serialise()
+    assert state.is_complete() and again.is_complete() and state.consumed == b"ab" * 4
+    saved = state.serialise()
+    steps = json.loads(saved)["steps"]
+    for wrong in (steps[:-2], [*steps, [1, -1]], [[-1, 3], [1, -1], *steps], [*steps[::-1]]):
+        with pytest.raises(GrammarError):
+            GrammarState.restore(edited(saved, steps=wrong), masker=masker)
+
+
+def test_a_saved_state_that_is_too_long_or_has_unknown_limits_is_refused(monkeypatch):
+    grammar, text = MADE["regex"]
+    state = grammar.state()
+    state.advance(text)
+    saved = state.serialise()
+    limits = json.loads(saved)["limits"]
+    for wrong in ({**limits, "most": 3}, [], None):
+        with pytest.raises(GrammarError, match="grammar state: malformed limits, found "):
+            GrammarState.restore(edited(saved, limits=wrong))
+    monkeypatch.setattr("oxillama.grammar.automaton.MOST_SAVED", len(saved))
+    assert GrammarState.restore(saved).consumed == text
+    with pytest.raises(GrammarError, match=f"found {len(saved) + 1} bytes, wanted at most"):
+        GrammarState.restore(saved + b" ")
+
+
 def test_a_saved_state_holds_no_tables():
     grammar = JsonSchemaCompiler().compile(
         {
