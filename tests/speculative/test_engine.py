@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -226,6 +227,32 @@ def test_a_saved_session_goes_on_as_if_nothing_had_been(
         assert (*first.tokens, *rest.tokens) == plain(
             target, "Once upon", max_tokens=100, sampler=SEEDED, seed=12
         ).tokens
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_resumed_engine_speculates_as_the_saved_one_did(target, draft, background):
+    config = SpeculativeConfig(
+        target, draft, num_speculative=2, seed=7, draft_sampler=SEEDED, adaptive=False
+    )
+    changes = {"num_speculative": 3, "seed": 8, "adaptive": True}
+    for own in (SEEDED, None):
+        config = replace(config, draft_sampler=own)
+        with SpeculativeEngine(config, background=background) as engine:
+            engine.generate("Once upon a time", max_tokens=6)
+            saved = engine.snapshot()
+        with SpeculativeEngine.resume(saved, target, draft) as again:
+            assert again.config == config and (again.background is not None) == background
+        for name, value in changes.items():
+            if own is None:
+                with SpeculativeEngine.resume(saved, target, draft, **{name: value}) as again:
+                    assert again.config == replace(config, **{name: value})
+            else:  # each would be another text
+                with pytest.raises(
+                    oxillama.ConfigError, match=f"{name}: the text depends on it where"
+                ):
+                    SpeculativeEngine.resume(saved, target, draft, **{name: value})
+        with pytest.raises(oxillama.ConfigError, match="most: is not a field of Speculative"):
+            SpeculativeEngine.resume(saved, target, draft, most=3)
 
 
 def ended(engine, end, at):
