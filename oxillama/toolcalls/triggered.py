@@ -42,6 +42,17 @@ def _bytewise(text: str) -> str:
     return text.encode().decode("latin-1")
 
 
+def _copied(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools as they are now, whatever becomes of the caller's schemas: grammars are compiled of
+    these. What is no JSON, which `mark` refuses, stays as it is.
+    """
+    try:
+        made: list[dict[str, Any]] = json.loads(json.dumps(tools))
+    except (TypeError, ValueError, RecursionError):
+        return tools
+    return made
+
+
 class TriggeredGrammar:
     """What `tool_choice` "auto" allows: any text, and calls that follow the tools' schemas.
     Arguments are those of `ToolCallGrammar`.
@@ -65,6 +76,7 @@ class TriggeredGrammar:
         limits: GrammarLimits | None = None,
     ) -> None:
         self.format, self.tools = format_of(format), tools_of(tools)
+        self._listed = _copied([tool.listed() for tool in self.tools])
         if reasoning is not None and not isinstance(reasoning, ReasoningFormat):
             raise ConfigError(f"reasoning: found {reasoning!r:.50}, wanted a ReasoningFormat")
         reasoning_opened = checked_flag("reasoning_opened", reasoning_opened)
@@ -133,7 +145,7 @@ class TriggeredGrammar:
             "kind": "tools",
             "version": VERSION,
             "format": asdict(self.format),
-            "tools": [tool.listed() for tool in self.tools],
+            "tools": self._listed,
             "tool_choice": "auto",
             "reasoning": None if self.reasoning is None else asdict(self.reasoning),
             "reasoning_opened": self.reasoning_opened,

@@ -108,6 +108,18 @@ def test_a_mask_of_one_place_of_the_reasoning_stands_in_for_no_other(first):
         assert allowed == (text == b"<think>") == state.fork().try_advance(pieces[spoiling])
 
 
+def test_a_grammar_is_described_as_it_was_compiled():
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    grammar = TriggeredGrammar("hermes", [tool])
+    state = grammar.state(MASKER)
+    state.advance(b'<tool_call>{"name": "add", "arguments": {"a"')
+    parameters["properties"]["a"]["type"] = "string"
+    again = restore_state(state.describe(), state.serialise(), masker=MASKER)
+    for text, allowed in ((b": 1", True), (b': "', False)):
+        assert state.fork().try_advance(text) == again.fork().try_advance(text) == allowed
+
+
 def test_a_state_goes_on_in_another_process():
     state = made("qwen").state(MASKER)
     state.advance(b'<think>a</think>\n<tool_call>{"name": "add", "argum')
