@@ -176,16 +176,22 @@ class Loaded:
     @property
     def chat(self) -> Chat:
         """The chat template with its vocabulary; TemplateError for a file without a template."""
-        if self._chat is None:
-            self._chat = self._chat_over(self.model.reader.metadata)
-        return self._chat
+        chat = self._chat
+        if chat is None:
+            # what another thread opens or sets meanwhile comes after it, not before
+            with self._lock:
+                chat = self._chat
+                if chat is None:
+                    chat = self._chat = self._chat_over(self.model.reader.metadata)
+        return chat
 
     def use_template(self, given: str) -> None:
         """Use another chat template than the file's: Jinja text, or the name of a built-in one
         (`tokenizer.builtin_templates`).
         """
         template_source(given)  # raises for what is neither
-        self._template, self._chat = given, None
+        with self._lock:
+            self._template, self._chat = given, None
 
     def _chat_over(self, metadata: Mapping[str, Any]) -> Chat:
         if self._template is not None:

@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import threading
 import time
 import weakref
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import oxillama
+from oxillama.chat import Chat
 from tests.speculative.law import written
 
 LONG = oxillama.SamplerConfig.greedy(ignore_eos=True)
@@ -133,3 +135,23 @@ def test_a_given_template_stands_before_the_files_own(tmp_path):
 def test_what_is_no_template_is_refused_before_anything_is_loaded(given):
     with pytest.raises(oxillama.OxillamaError, match="chat_template|template"):
         oxillama.load("nowhere.gguf", chat_template=given)
+
+
+def test_a_chat_that_is_made_meanwhile_does_not_outlive_its_template(monkeypatch):
+    given, setters = "{{ 'new ' + messages[0]['content'] }}", []
+    with oxillama.load(num_threads=1) as engine:
+        loaded = engine.loaded
+
+        def slow(*parts):
+            """A chat that is not yet kept when another thread sets a template."""
+            made = Chat(*parts)
+            if not setters:
+                setters.append(threading.Thread(target=loaded.use_template, args=(given,)))
+                setters[0].start()
+                setters[0].join(1)  # it may have to wait for this one
+            return made
+
+        monkeypatch.setattr("oxillama.loaded.Chat", slow)
+        assert loaded.chat is not None
+        setters[0].join()
+        assert loaded.chat.render([{"role": "user", "content": "text"}]) == "new text"
