@@ -170,6 +170,17 @@ def test_a_snapshot_goes_on_with_its_adapters_or_is_refused_by_name(made, engine
         assert resumed.generate(None, max_tokens=9, **GREEDY).tokens == want
 
 
+def test_a_snapshot_without_adapters_goes_on_without_those_of_the_stack(engine):
+    session = engine.session()
+    tokens(engine, session=session)
+    data = session.snapshot()
+    want = engine.generate(None, session=session, max_tokens=9, **GREEDY).tokens
+    engine.loras.push_lora("two", 4.0)
+    back = engine.restore(data)
+    assert engine.generate(None, session=back, max_tokens=9, **GREEDY).tokens == want
+    assert tokens(engine) == tokens(engine, [("two", 4.0)]) != tokens(engine, [])
+
+
 def test_siblings_beams_and_embeddings_use_them(engine):
     both = engine.generate(PROMPT, n=2, max_tokens=12, lora="two", **GREEDY)
     assert [each.tokens for each in both] == [tokens(engine, "two")] * 2

@@ -182,6 +182,14 @@ def test_a_file_that_changes_after_it_was_opened_is_refused(tmp_path):
             found.read("pages")
 
 
+def test_bytes_that_change_after_they_were_opened_are_those_that_were_opened():
+    data = bytearray(sealed())
+    with Envelope.open(KIND, data) as found:
+        data[:] = bytes(len(data))
+        for name, wanted in read_all(sealed()).items():
+            assert bytes(found.read(name, at_most=1 << 20)) == wanted
+
+
 def test_a_table_holds_each_name_once_and_only_good_ones():
     for entry, wanted in (
         (b"facts".ljust(16, b"\0"), "found twice, wanted once"),
@@ -192,6 +200,9 @@ def test_a_table_holds_each_name_once_and_only_good_ones():
             read_all(resealed(sealed(), 64 + 72, entry))
     with pytest.raises(SnapshotIncompatible, match="encoding 2"):
         read_all(resealed(sealed(), 64 + 16, struct.pack("<I", 2)))
+    for at, packed in ((20, struct.pack("<I", 1)), (24, struct.pack("<Q", 1)), (32, bytes(8))):
+        with pytest.raises(SnapshotIncompatible, match="stored and .* plain bytes, wanted a known"):
+            read_all(resealed(sealed(), 64 + at, packed))
     with pytest.raises(ConfigError, match="section 'Big'"):
         seal(KIND, {"Big": b""})
     with pytest.raises(ConfigError, match=f"at most {MAX_SECTIONS}"):

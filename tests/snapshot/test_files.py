@@ -158,6 +158,29 @@ def test_pages_can_be_stored_with_zstd_which_the_header_says(engine):
     session.close()
 
 
+def test_a_file_is_as_compressed_as_it_is_asked_to_be(small, tmp_path):
+    _, engine, session, _ = small
+    for compress, encoding in ((None, "plain"), ("zstd", "zstd")):
+        session.snapshot_to_file(tmp_path / "saved", compress=compress)
+        assert (tmp_path / "saved").read_bytes() == session.snapshot(compress=compress)
+        assert EngineSnapshot.inspect(tmp_path / "saved").encodings["kv"] == encoding
+        with pytest.raises(ConfigError, match="compress: found 'gzip', wanted None or 'zstd'"):
+            session.snapshot_to_file(tmp_path / "saved", compress="gzip")
+
+
+def test_a_model_that_another_file_took_the_place_of_is_the_one_that_was_loaded(small, tmp_path):
+    copy = tmp_path / "model.gguf"
+    shutil.copy(small[0], copy)
+    with oxillama.load(copy, num_threads=1) as other:
+        shutil.copy(small[0], tmp_path / "next.gguf")
+        with open(tmp_path / "next.gguf", "r+b") as file:
+            file.seek(-4, 2)
+            file.write(b"\0\0\0\0")
+        os.replace(tmp_path / "next.gguf", copy)
+        session = other.restore(small[3])
+        assert session.snapshot() == small[3]
+
+
 def test_a_header_is_read_without_the_pages(small, tmp_path):
     path = tmp_path / "saved"
     _, engine, session, data = small

@@ -47,6 +47,19 @@ def test_an_engine_starts_where_another_stood(model, filled):
         assert other.metrics().pages_leaked == 0
 
 
+def test_pages_that_were_saved_or_loaded_belong_to_the_cache_alone(model, tmp_path):
+    path = tmp_path / "prefixes"
+    with oxillama.load(model, num_threads=1) as engine, oxillama.load(model) as other:
+        engine.generate(COMMON, max_tokens=3, sampler=SEEDED)
+        assert engine.save_prefixes(path) == other.load_prefixes(path) == 1
+        assert other.load_prefixes(path) == 1
+        for each in (engine, other):
+            each.reset()
+            assert each._loaded.core.pool.pages_used == 3
+            each._loaded.core.clear_cache()
+            assert each._loaded.core.pool.pages_used == 0
+
+
 def test_equal_caches_make_equal_files_and_what_was_there_stays(model, filled, tmp_path):
     engine, _, file = filled
     engine.save_prefixes(tmp_path / "again")
@@ -90,17 +103,31 @@ def test_a_malformed_file_is_refused_and_changes_nothing(model, filled, tmp_path
         lambda _, sections: sections.update(tables=b"\xff" * len(sections["tables"])),
         lambda _, sections: sections.update(tokens=b""),
         lambda _, sections: sections.update(tokens=b"\x7f" * len(sections["tokens"])),
+        lambda _, sections: sections.update(tokens=b"\xff" * len(sections["tokens"])),
+        at("kv", "shed", value=1),
+        at("kv", "shed", value=-1),
     ]
+
+    def empty(facts, sections):
+        """One more prefix, of no tokens."""
+        facts["sequences"] += 1
+        sections["lengths"] += bytes(4)
+
+    lies.append(empty)
     for broken in [
         *(remade(data, lie) for lie in lies),
         data[:-1],
         data[:200],
         b"",
-        data[:-1] + bytes([data[-1] ^ 1]),
+        data[:-33] + bytes([data[-33] ^ 1]) + data[-32:],  # the last byte of the pages
     ]:
         path.write_bytes(broken)
-        with pytest.raises(SnapshotIncompatible):
-            engine.load_prefixes(path)
+        for trust in (False, True):  # whoever wrote it
+            with pytest.raises(SnapshotIncompatible, match="^(?!mac)"):
+                engine.load_prefixes(path, trust=trust)
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # the signature, which is last
+    with pytest.raises(SnapshotIncompatible, match="^section mac: its BLAKE3 hash differs"):
+        engine.load_prefixes(path)
     assert state_of(engine) == before
     facts, _ = parts(data)
     path.write_bytes(remade(data, at("model", "head", value="0" * 64)))

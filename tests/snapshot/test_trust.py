@@ -91,6 +91,14 @@ def test_a_restored_session_goes_on_over_its_own_pages(model, forged):
 # ---- stored prefixes, which serve every request
 
 
+def test_a_signature_is_of_all_names_and_hashes_in_any_order():
+    digests = {"facts": bytes(range(32)), "kv": bytes(32)}
+    made = authenticate(bytes(32), digests)
+    whole = b"".join(name.encode() + bytes(16 - len(name)) + digests[name] for name in digests)
+    assert made == blake3(whole, key=bytes(32)).digest()
+    assert made == authenticate(bytes(32), dict(reversed(digests.items())))
+
+
 @pytest.fixture
 def own_key(tmp_path, monkeypatch):
     """The place of a key file that is not there yet."""
