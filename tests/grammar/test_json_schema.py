@@ -440,6 +440,11 @@ def test_random_schemas_accept_only_valid_texts_and_all_canonical_ones(block):
             ["[1]", '["a",1]'],
         ),
         (
+            {"type": ["string", "null"], "pattern": "^a$b$|^c^d$|^e$"},
+            ['"e"', "null"],
+            ['"ab"', '"a"', '"cd"', '"d"'],
+        ),
+        (
             {"type": "string", "pattern": "^(a|bb)$", "minLength": 2},
             ['"bb"'],
             ['"a"', '"b"', '"abb"'],
