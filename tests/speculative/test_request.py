@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oxillama.errors import PoolError
+from oxillama.errors import ConfigError, PoolError
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.speculative.costs import StepCosts
 from oxillama.speculative.lookup import LookupDrafter
@@ -244,6 +244,29 @@ def test_a_drafter_that_fails_ends_its_own_request_alone():
     with pytest.raises(PoolError, match="draft: out of pages"):
         broken.result(60)
     assert list(beside.result(60).tokens) == solo([1, 2], 50)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "answer, told",
+    [
+        (lambda asks: [[3]] * len(asks), "drafter: found list, wanted a Draft"),
+        (lambda asks: [None] * len(asks), "drafter: found NoneType, wanted a Draft"),
+        (lambda asks: [Draft()] * (len(asks) + 1), "drafter: found 2 drafts, wanted 1, one for"),
+        (lambda asks: [Draft([VOCAB])], rf"draft\[0\]: found token {VOCAB}, wanted 0 to"),
+        (lambda asks: [Draft([-1])], r"draft\[0\]: found token -1, wanted 0 to"),
+        (lambda asks: [Draft([3], shares=[None])], "drafter: found shares, wanted Candidates"),
+    ],
+)
+def test_what_is_no_draft_ends_the_request_that_it_is_for(answer, told):
+    drafter = Prophet()
+    drafter.propose = answer
+    engine = core()
+    beside = engine.submit(request(engine, [1, 2], max_tokens=20))
+    broken = engine.submit(speculating(engine, [3, 4], drafter, max_tokens=20))
+    with pytest.raises(ConfigError, match=f"^{told}"):
+        broken.result(60)
+    assert list(beside.result(60).tokens) == solo([1, 2], 20)
     engine.close()
 
 
