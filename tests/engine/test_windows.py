@@ -16,6 +16,7 @@ from oxillama.engine.memory.pages import KvCache, KvCachePool, PagedKvCache
 from oxillama.engine.memory.prefix import PrefixKvCache
 from oxillama.errors import ConfigError, InvalidSlot, NotSupported, PoolError, SnapshotIncompatible
 from tests.model import tiny
+from tests.snapshot import saved
 
 GREEDY = SamplerConfig.greedy()
 LAYERS, WINDOWS = [(1, 32, 32), (1, 32, 32), (2, 32, 32)], (0, 20, 12)
@@ -391,6 +392,10 @@ def test_a_snapshot_holds_windows_alone_and_goes_on_with_the_same_tokens(path, s
         assert session.kv.shed and len(data) < 13 * memory.page_bytes
         session.snapshot_to_file(tmp_path / "one.snap")
         wanted = engine.generate(None, session=session, max_tokens=12, sampler=GREEDY).tokens
+        engine.reset()
+        session.close()
+        pool = engine._loaded.core.pool
+        assert (pool.pages_used, pool.near_used) == (0, 0)
     with oxillama.load(path) as other:
         for source in (data, tmp_path / "one.snap"):
             again = other.restore(source)
@@ -400,6 +405,32 @@ def test_a_snapshot_holds_windows_alone_and_goes_on_with_the_same_tokens(path, s
             again.close()
         other._loaded.core.clear_cache()
         assert other._loaded.core.pool.near_used == 0
+
+
+def test_a_snapshot_that_lacks_windows_that_the_next_token_looks_at_is_refused(path, slack):
+    with oxillama.load(path, prefill_chunk_size=16, prefix_cache=False) as engine:
+        pool, session = engine._loaded.core.pool, engine.session()
+        engine.prefill(ids_of(engine, 200), session=session)
+        whole = engine._loaded.core.memory.page_bytes
+
+        def less(facts, sections):
+            """One page more without its windowed layers."""
+            facts["kv"]["shed"] += 1
+            sections["kv"] = sections["kv"][whole:]
+            sections["kv_bare"] += bytes(pool.bare_bytes)
+
+        data, shed = session.snapshot(), session.kv.shed
+        engine.restore(saved.remade(data, lambda facts, sections: None)).close()
+        last = (200 - pool.window + 1) // pool.page_size  # pages that may lack them
+        while shed <= last:
+            data, shed = saved.remade(data, less), shed + 1
+        before = (pool.pages_used, pool.near_used)
+        told = f"kv shed: found {shed} pages without windowed layers, of 200 tokens with a window"
+        with pytest.raises(SnapshotIncompatible, match=told):
+            engine.restore(data)
+        with pytest.raises(SnapshotIncompatible, match="kv shed: found 14, wanted 0 to 13"):
+            engine.restore(saved.remade(data, saved.at("kv", "shed", value=14)))
+        assert (pool.pages_used, pool.near_used) == before
 
 
 def test_a_session_cut_back_to_its_last_window_is_saved_without_keys(path, slack):
@@ -440,6 +471,9 @@ def test_stored_prefixes_are_saved_with_the_windows_they_have(path, slack, tmp_p
         row = other.prefill(ids, session=other.session())
         assert np.array_equal(row, whole[-1])
         assert other.metrics().kv_tokens_saved_total == 192  # whole pages
+        other.reset()
+        other._loaded.core.clear_cache()
+        assert (other._loaded.core.pool.pages_used, other._loaded.core.pool.near_used) == (0, 0)
 
 
 def test_requests_that_compete_for_few_pages_have_their_own_tokens(path, monkeypatch):
