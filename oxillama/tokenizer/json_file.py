@@ -89,7 +89,13 @@ def read_tokenizer_json(
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"tokenizer.json: {error}, wanted JSON") from None
-    tokenizer = guarded(Tokenizer.from_str, text, "tokenizer.json")
+    tokenizer = guarded(_tokenizer, text, "tokenizer.json")
+    model = parsed.get("model") if isinstance(parsed, dict) else None
+    if isinstance(model, dict) and model.get("dropout"):
+        raise TokenizerError(
+            f"tokenizer.json: model.dropout: found {model['dropout']!r:.40}, wanted none: ids of a "
+            "text would be drawn"
+        )
     ids = tokenizer.get_vocab(with_added_tokens=True)
     size = max(ids.values(), default=-1) + 1
     if not 0 < size <= 2 * len(ids) + 1024:
@@ -109,13 +115,15 @@ def read_tokenizer_json(
             if _BYTE_TOKEN.fullmatch(tokens[index]):
                 kinds[index] = BYTE
     special = _special_ids(metadata, ids, size)
-    empty = _encoded(tokenizer, "", add_special_tokens=True).ids
+    around = _around(tokenizer, metadata, special)
     letter = _encoded(tokenizer, "a", add_special_tokens=False).tokens
     # The library is given the parts between special tokens one by one. A space that it puts before
     # the first part alone is put before that by the bridge.
-    first = _without_first_prefix(parsed.get("pre_tokenizer"))
+    first = not _prepends(parsed.get("normalizer")) and _without_first_prefix(
+        parsed.get("pre_tokenizer")
+    )
     if first:
-        tokenizer = guarded(Tokenizer.from_str, json.dumps(parsed), "tokenizer.json")
+        tokenizer = guarded(_tokenizer, json.dumps(parsed), "tokenizer.json")
     vocabulary = Vocabulary(
         "gpt2" if byte_level else "llama",
         "tokenizer.json",
@@ -124,14 +132,70 @@ def read_tokenizer_json(
         None,
         (),
         special,
-        bool(empty) and empty[0] == special.get("bos"),
-        bool(empty) and empty[-1] == special.get("eos"),
+        *around[:2],
         not byte_level and letter[:1] != ["a"] and MARK + "a" in ids,
+        sep_between=around[2],
         lstrip=frozenset(strips["lstrip"]),
         rstrip=frozenset(strips["rstrip"]),
         space_prefix="first" if first else "",
     )
     return vocabulary, JsonEncoder(tokenizer, not first)
+
+
+def _tokenizer(text: str) -> Tokenizer:
+    """The library's tokenizer, without the cutting and filling up of its results: those are for
+    batches of texts, and transformers does neither unless a caller asks.
+    """
+    found = Tokenizer.from_str(text)
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
+def _around(
+    tokenizer: Tokenizer, metadata: Mapping[str, Any], special: dict[str, int]
+) -> tuple[bool, bool, bool]:
+    """Whether the post-processor puts a token before a text, one after it, and one more between
+    two, which become the first, the last and the separating token in `special`. TokenizerError for
+    more around a text, and for others than the metadata's.
+    """
+    text = _encoded(tokenizer, "a", add_special_tokens=False).ids
+    whole = _encoded(tokenizer, "a", add_special_tokens=True).ids
+    before = next(
+        (at for at in range(len(whole) - len(text) + 1) if whole[at : at + len(text)] == text), 2
+    )
+    added = whole[:before], whole[before + len(text) :]
+    if (whole and not text) or max(map(len, added)) > 1:
+        raise TokenizerError(
+            f"tokenizer.json: post_processor: makes {whole!r:.60} of the ids {text!r:.40}, wanted "
+            "one token before and one after them at most"
+        )
+    for name, one in zip(("bos", "eos"), added, strict=True):
+        key = f"tokenizer.ggml.{SPECIAL_KEYS[name]}"
+        if one and metadata.get(key) not in (None, *one):
+            raise TokenizerError(
+                f"tokenizer.json: post_processor: puts the token {one[0]} "
+                f"{'before' if name == 'bos' else 'after'} a text, wanted {metadata[key]}, which "
+                f"{key} names"
+            )
+        if one:
+            special[name] = one[0]
+    pair = guarded(lambda text: tokenizer.encode(text, text), "a", "tokenizer.json").ids
+    end = before + len(text) + len(added[1])
+    rest = pair[end : len(pair) - len(text) - len(added[1])]
+    parts = len(rest) == 1 and pair[:end] == whole and pair[end + 1 :] == [*text, *added[1]]
+    if parts:
+        special["sep"] = rest[0]
+    return bool(added[0]), bool(added[1]), parts
+
+
+def _prepends(step: Any) -> bool:
+    """Whether a normaliser puts something before each part of a text."""
+    if not isinstance(step, dict):
+        return False
+    if step.get("type") == "Sequence":
+        return any(map(_prepends, step.get("normalizers") or []))
+    return step.get("type") == "Prepend"
 
 
 def _without_first_prefix(step: Any) -> bool:

@@ -12,7 +12,7 @@ from oxillama.convert import convert_folder
 from oxillama.convert.family import FAMILIES, Hyper
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.vocabulary import vocabulary_keys
-from oxillama.errors import ConvertError
+from oxillama.errors import ConvertError, TokenizerError
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.tokenizer.bpe import BYTE_TO_CHAR
 from oxillama.tokenizer.splits import SPLITS
@@ -515,6 +515,25 @@ def test_a_preparation_that_files_have_no_place_for_is_refused(tmp_path, parts, 
     with pytest.raises(ConvertError) as caught:
         keys_of(tmp_path / "m", "LlamaForCausalLM", 264, tokenizer__json=tokenizer)
     assert told in str(caught.value)
+
+
+def test_results_of_a_tokenizer_json_are_not_cut_and_not_filled_up():
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    filled = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None,
+              "pad_id": 0, "pad_type_id": 0, "pad_token": "!"}  # fmt: skip
+    plain = TokenizerBridge.from_tokenizer_json(json.dumps(bytes_of()))
+    whole = TokenizerBridge.from_tokenizer_json(
+        json.dumps(bytes_of(truncation=cut, padding=filled))
+    )
+    for text in ("", "abc abc", "a<|l|>b abc"):
+        assert whole.encode(text) == plain.encode(text)
+
+
+def test_a_tokenizer_json_that_draws_its_ids_is_refused():
+    tokenizer = bytes_of()
+    tokenizer["model"]["dropout"] = 0.5
+    with pytest.raises(TokenizerError, match="model.dropout: found 0.5, wanted none"):
+        TokenizerBridge.from_tokenizer_json(json.dumps(tokenizer))
 
 
 def test_tokens_that_a_folder_suppresses_are_kept(tmp_path):
