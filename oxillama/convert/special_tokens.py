@@ -29,12 +29,22 @@ def special_keys(
     switches: dict[str, bool] = {}
     tokenizer = folder.json("tokenizer.json")
     if tokenizer:
-        settings, switches = _processed(tokenizer, settings)
-        added = added_tokens(f"{folder.path}/tokenizer.json", tokenizer)
+        label = f"{folder.path}/tokenizer.json"
+        settings, switches = _processed(label, tokenizer, settings)
+        added = added_tokens(label, tokenizer)
         for name, key in (*SPECIAL.items(), ("eot", "eot"), ("eom", "eom")):
             at, _ = added.get(content_of(settings.get(f"{name}_token")) or "", (len(ids), False))
             if at < len(ids):
                 found[key] = at
+        steps = parts_of(tokenizer.get("post_processor"), "processors")
+        if any(one.get("type") == "TemplateProcessing" for one in steps):
+            # that nothing is put after a text, where files mean otherwise if they do not say
+            ends = {"WordPiece": "sep", "Unigram": "eos"}.get(str(_kind(tokenizer)))
+            if ends and "add_eos_token" not in switches:
+                switches.setdefault(f"add_{ends}_token", False)
+        unknown = _unknown(label, tokenizer.get("model"), ids)
+        if unknown is not None:
+            found["unknown"] = unknown
     for name, key in SPECIAL.items():
         value = hyper.get(f"{name}_token_id")
         value = value[0] if isinstance(value, list) and value else value
@@ -113,9 +123,10 @@ def suppressed_keys(folder: ModelFolder) -> KeyValues:
     return ggml(suppress_tokens=(found, "array[int32]"))
 
 
-def _processed(tokenizer: dict, settings: dict) -> tuple[dict, dict[str, bool]]:
+def _processed(label: str, tokenizer: dict, settings: dict) -> tuple[dict, dict[str, bool]]:
     """The settings with the special tokens that the post-processor puts around a text, and whether
-    it does. A sentence's first token is its beginning, its last its end.
+    it does. A sentence's first token is its beginning, its last its end. ConvertError for tokens
+    around a text that files have no place for.
     """
     settings = dict(settings)
     for name, stand_in in (("bos", "cls"), ("eos", "sep")):
@@ -130,14 +141,55 @@ def _processed(tokenizer: dict, settings: dict) -> tuple[dict, dict[str, bool]]:
             switches |= {f"add_{name}_token": True for name in ("bos", "eos", "sep")}
             for name in ("cls", "sep"):
                 pair = step.get(name)
-                if not settings.get(f"{name}_token") and isinstance(pair, list) and pair:
-                    settings[f"{name}_token"] = pair[0]
+                if isinstance(pair, list) and pair:
+                    if not settings.get(f"{name}_token"):
+                        settings[f"{name}_token"] = pair[0]
+                    settings["bos_token" if name == "cls" else "eos_token"] = pair[0]
+        elif step.get("type") == "BertProcessing":
+            first, last = ({"SpecialToken": {"id": step[name][0]}} for name in ("cls", "sep"))
+            single = [first, {"Sequence": {"id": "A"}}, last]
+            pair = [*single, {"Sequence": {"id": "B"}}, last]
+            _templated(label, {"single": single, "pair": pair}, settings, switches)
         elif step.get("type") == "TemplateProcessing":
-            _templated(step, settings, switches)
+            _templated(label, step, settings, switches)
     return settings, switches
 
 
-def _templated(step: dict, settings: dict, switches: dict[str, bool]) -> None:
+def _kind(tokenizer: dict) -> object:
+    model = tokenizer.get("model")
+    return model.get("type") if isinstance(model, dict) else None
+
+
+def _unknown(label: str, model: object, ids: dict[str, int]) -> int | None:
+    """What stands for text that no token covers, as the model says: not what the settings call
+    so.
+    """
+    if not isinstance(model, dict):
+        return None
+    if model.get("type") == "Unigram":
+        at = model.get("unk_id")
+        return at if isinstance(at, int) and 0 <= at < len(ids) else None
+    if model.get("type") != "WordPiece" or "unk_token" not in model:
+        return None
+    if model["unk_token"] not in ids:
+        raise ConvertError(
+            f"{label}: model.unk_token: found {model['unk_token']!r:.40}, wanted a token"
+        )
+    return ids[model["unk_token"]]
+
+
+def _check_beginning(label: str, first: str, settings: dict) -> None:
+    """ConvertError for a token before texts that is not their beginning."""
+    begins = [content_of(settings.get(f"{name}_token")) for name in ("bos", "cls")]
+    if first not in begins:
+        raise ConvertError(
+            f"{label}: post_processor: found {first!r:.40} before a text, wanted bos_token or "
+            f"cls_token of tokenizer_config.json ({begins[0]!r:.40}): a file has no place for "
+            "another"
+        )
+
+
+def _templated(label: str, step: dict, settings: dict, switches: dict[str, bool]) -> None:
     """Add what a post-processor's template of one text and of a pair puts around and between
     them.
     """
@@ -147,6 +199,13 @@ def _templated(step: dict, settings: dict, switches: dict[str, bool]) -> None:
         return special.get("id") if isinstance(special, dict) else None
 
     single, pair = step.get("single") or [], step.get("pair") or []
+    texts = [at for at, part in enumerate(single) if named(part) is None]
+    if len(texts) != 1 or texts[0] > 1 or len(single) - texts[0] > 2:
+        parts = [named(part) or "a text" for part in single]
+        raise ConvertError(
+            f"{label}: post_processor: found {parts!r:.120}, wanted a text with one token before "
+            "it and one after it at most: a file has no place for more"
+        )
     first = named(single[0]) if len(single) > 1 else None
     last = named(single[-1]) if len(single) > 1 else None
     begins = [content_of(settings.get(f"{name}_token")) for name in ("bos", "cls")]
@@ -154,8 +213,8 @@ def _templated(step: dict, settings: dict, switches: dict[str, bool]) -> None:
         for name, text in zip(("bos", "cls"), begins, strict=True):
             if first not in begins and text is None:
                 settings[f"{name}_token"] = first
-        begins = [content_of(settings.get(f"{name}_token")) for name in ("bos", "cls")]
-        switches["add_bos_token"] = first in begins
+        _check_beginning(label, first, settings)
+        settings["bos_token"], switches["add_bos_token"] = first, True
     if last is not None:
         before = content_of(settings.get("eos_token"))
         if before is not None and before != last:

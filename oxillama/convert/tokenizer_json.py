@@ -25,8 +25,11 @@ from oxillama.convert.tokens import (
     parts_of,
     unigram_keys,
 )
-from oxillama.errors import ConvertError
+from oxillama.errors import ConvertError, TokenizerError
 from oxillama.tokenizer.splits import SPLITS, WHOLE_WORDS
+from oxillama.tokenizer.unigram import CharacterMap
+from oxillama.tokenizer.vocabulary import WHITE
+from oxillama.tokenizer.wordpiece import LONGEST_WORD
 
 _IGNORED_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _EITHER_CASE = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -46,7 +49,7 @@ def json_keys(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValues
     model = tokenizer.get("model")
     kind = model.get("type") if isinstance(model, dict) else model
     if kind == "Unigram" and family.vocabulary == "unigram":
-        return _unigram_json(label, tokenizer, folder.json("tokenizer_config.json"), size)
+        return _unigram_json(label, tokenizer, size)
     if kind not in ("BPE", "WordPiece"):
         raise ConvertError(f"{label}: model: found {kind!r:.40}, wanted BPE or WordPiece")
     assert isinstance(model, dict)  # else there is no kind
@@ -68,6 +71,11 @@ def json_keys(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValues
         if text in named:
             kinds[named[text]] = CONTROL
     for text, (at, special) in added_tokens(label, tokenizer).items():
+        if vocabulary.get(text, at) != at:
+            raise ConvertError(
+                f"{label}: added_tokens: {text!r:.40}: found the id {at}, wanted "
+                f"{vocabulary[text]}, which it has in model.vocab"
+            )
         special = is_controlling(text, special)
         texts[at] = text if special or kind == "WordPiece" else text.replace("\u2581", " ")
         kinds[at] = CONTROL if special else USER_DEFINED
@@ -88,7 +96,8 @@ def json_keys(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValues
     listed = model.get("merges") or []
     if kind == "BPE" and not isinstance(listed, list):
         raise ConvertError(f"{label}: model.merges: found {listed!r:.60}, wanted pairs of tokens")
-    merges = [_merge(label, one) for one in listed]
+    # of a pair that is listed twice the library takes the last place
+    merges = [*dict.fromkeys(_merge(label, one) for one in reversed(listed))][::-1]
     if family.vocabulary == "gemma4":
         return _gemma4(ordered, kinds, merges, folder.json("tokenizer_config.json"))
     if model.get("byte_fallback") and _is_metaspace(tokenizer):
@@ -131,7 +140,15 @@ def text_keys(folder: ModelFolder, settings: dict, keys: KeyValues) -> KeyValues
         one.get("type") == "NFC" for one in parts_of(tokenizer.get("normalizer"), "normalizers")
     ):
         found["normalizer.nfc"] = True, "bool"
-    if model == "llama" and keys.get("tokenizer.ggml.add_space_prefix", (True,))[0]:
+    # with a normaliser that puts the space before every part, a Metaspace has none to put
+    prepends = any(
+        one.get("type") == "Prepend" for one in parts_of(tokenizer.get("normalizer"), "normalizers")
+    )
+    if (
+        model == "llama"
+        and not prepends
+        and keys.get("tokenizer.ggml.add_space_prefix", (True,))[0]
+    ):
         for one in parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers"):
             if one.get("type") == "Metaspace" and _scheme(one) != "never":
                 found["space_prefix"] = _scheme(one), "string"
@@ -150,7 +167,25 @@ def _check_pieces(label: str, tokenizer: dict, texts: list[str], kinds: dict[int
     """ConvertError for a preparation of text that files of SentencePiece's vocabularies do not
     have.
     """
-    for one in parts_of(tokenizer.get("normalizer"), "normalizers"):
+    normalizers = parts_of(tokenizer.get("normalizer"), "normalizers")
+    cuts = parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    for one in cuts:
+        if one.get("type") == "Metaspace" and one.get("replacement", "\u2581") != "\u2581":
+            raise ConvertError(
+                f"{label}: pre_tokenizer: replacement: found {one['replacement']!r:.40}, wanted "
+                "U+2581: files of SentencePiece's vocabularies have no other mark"
+            )
+    kinds_of = [one.get("type") for one in normalizers]
+    if "Replace" not in kinds_of and all(one.get("type") != "Metaspace" for one in cuts):
+        raise ConvertError(
+            f"{label}: normalizer: found {normalizers!r:.120}, wanted one that writes spaces as "
+            "U+2581: files of SentencePiece's vocabularies mean it"
+        )
+    if kinds_of.count("Prepend") > 1:
+        raise ConvertError(
+            f"{label}: normalizer: found {normalizers!r:.120}, wanted one Prepend at most"
+        )
+    for one in normalizers:
         marks = one.get("type") == "Prepend" and one.get("prepend") == "\u2581"
         spells = (one.get("type"), one.get("pattern"), one.get("content")) == (
             "Replace",
@@ -166,7 +201,7 @@ def _check_pieces(label: str, tokenizer: dict, texts: list[str], kinds: dict[int
         (text for at, text in enumerate(texts) if kinds[at] == NORMAL and "\u2581" in text[1:]),
         None,
     )
-    for one in parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+    for one in cuts:
         whole = one.get("type") == "Metaspace" and not (crossing and one.get("split", True))
         # of texts without spaces, which the normalizer has written otherwise
         idle = one.get("type") == "Split" and one.get("pattern") == {"String": " "}
@@ -205,6 +240,12 @@ def _wordpiece(
             f"{label}: WordPiece with normalizer {normalizers!r:.120} and pre_tokenizer {cuts}, "
             "wanted those of BERT"
         )
+    longest = model.get("max_input_chars_per_word", LONGEST_WORD)
+    if longest != LONGEST_WORD:
+        raise ConvertError(
+            f"{label}: model.max_input_chars_per_word: found {longest!r:.40}, wanted "
+            f"{LONGEST_WORD}: a file has no place for it"
+        )
     for name in ("clean_text", "handle_chinese_chars"):
         if normalizers[0].get(name, True) is not True:
             raise ConvertError(
@@ -214,7 +255,7 @@ def _wordpiece(
     ids = {text: at for at, text in enumerate(texts)}
     written = [
         text
-        if kinds[at] == CONTROL
+        if kinds[at] in (CONTROL, USER_DEFINED)
         else text.removeprefix("##")
         if text.startswith("##")
         else f"\u2581{text}"
@@ -233,9 +274,7 @@ def _wordpiece(
     return keys, ids
 
 
-def _unigram_json(
-    label: str, tokenizer: dict, settings: dict, size: int
-) -> tuple[KeyValues, dict[str, int]]:
+def _unigram_json(label: str, tokenizer: dict, size: int) -> tuple[KeyValues, dict[str, int]]:
     """A unigram model that was saved as tokenizer.json."""
     model = tokenizer["model"]
     listed = model.get("vocab")
@@ -262,12 +301,6 @@ def _unigram_json(
     while len(entries) < size:
         entries.append((f"[PAD{len(entries)}]", -10000.0, UNUSED))
     _check_unigram(label, tokenizer)
-    spaces = [
-        one
-        for one in parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
-        if one.get("type") == "Metaspace"
-    ]
-    prefix = not spaces or spaces[0].get("prepend_scheme", "always") != "never"
     maps = [
         one.get("precompiled_charsmap")
         for one in parts_of(tokenizer.get("normalizer"), "normalizers")
@@ -277,8 +310,69 @@ def _unigram_json(
         charsmap = b64decode(maps[0] or "", validate=True) if maps else b""
     except (ValueError, TypeError) as error:
         raise ConvertError(f"{label}: precompiled_charsmap: found no base64: {error}") from None
-    trim = bool(settings.get("clean_up_tokenization_spaces", False))
-    return unigram_keys(entries, prefix, trim, charsmap)
+    prefix, trim, scheme = _unigram_spaces(label, tokenizer, charsmap)
+    keys, ids = unigram_keys(entries, prefix, trim, charsmap)
+    return keys | (ggml(space_prefix=(scheme, "string")) if scheme else {}), ids
+
+
+def _unigram_spaces(label: str, tokenizer: dict, charsmap: bytes) -> tuple[bool, bool, str]:
+    """(whether a space is put before texts, whether runs of spaces are one and those at the ends
+    none, `space_prefix`), as the steps of tokenizer.json treat spaces.
+    """
+    normalizers = parts_of(tokenizer.get("normalizer"), "normalizers")
+    cuts = parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    marks = [one for one in cuts if one.get("type") == "Metaspace"]
+    splits = len(cuts) > len(marks)  # at white space, which is dropped
+    if [one.get("type") for one in cuts] not in (["Metaspace"], ["WhitespaceSplit", "Metaspace"]):
+        raise ConvertError(
+            f"{label}: pre_tokenizer: found {cuts!r:.120}, wanted Metaspace, or WhitespaceSplit "
+            "and Metaspace"
+        )
+    if marks[0].get("replacement", "\u2581") != "\u2581":
+        raise ConvertError(
+            f"{label}: pre_tokenizer: replacement: found {marks[0]['replacement']!r:.40}, wanted "
+            "U+2581: files of unigram models have no other mark"
+        )
+    scheme = _scheme(marks[0])
+    if scheme != "always":
+        raise ConvertError(
+            f"{label}: pre_tokenizer: prepend_scheme: found {scheme!r:.40}, wanted 'always': files "
+            "of unigram models have no place for another"
+        )
+    steps = [one.get("type") for one in normalizers]
+    if "Precompiled" in steps[1:] or steps.count("Replace") > 1:
+        raise ConvertError(
+            f"{label}: normalizer: found {steps!r:.120}, wanted Precompiled first and one Replace "
+            "at most"
+        )
+    merges = "Replace" in steps
+    right = any(one.get("type") == "Strip" and one.get("strip_right") for one in normalizers)
+    left = any(one.get("type") == "Strip" and one.get("strip_left") for one in normalizers)
+    if splits and not _is_spaced(label, charsmap):
+        raise ConvertError(
+            f"{label}: pre_tokenizer: found WhitespaceSplit without a map of characters "
+            "(precompiled_charsmap) that makes spaces of all white space, wanted one with it: "
+            "files of unigram models cut texts at spaces alone"
+        )
+    if splits or (merges and right):
+        return True, True, ""
+    if left or right:
+        raise ConvertError(
+            f"{label}: normalizer: found {normalizers!r:.160}, wanted Strip of the right side with "
+            "a Replace of runs of spaces, or neither"
+        )
+    return True, merges, "always"
+
+
+def _is_spaced(label: str, charsmap: bytes) -> bool:
+    """Whether a map of characters leaves no white space but spaces, and NEL as SentencePiece's."""
+    try:
+        table = CharacterMap(charsmap) if charsmap else None
+        return table is not None and all(
+            table.map(char) in (" ", "") for char in WHITE if char != "\x85"
+        )
+    except TokenizerError as error:
+        raise ConvertError(f"{label}: {error}") from None
 
 
 def _check_unigram(label: str, tokenizer: dict) -> None:
@@ -390,6 +484,12 @@ def _split(label: str, tokenizer: dict) -> str:
     steps = parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
     if [one.get("type") for one in steps].count("ByteLevel") != 1:
         raise ConvertError(f"{label}: pre_tokenizer: found {steps!r:.120}, wanted one ByteLevel")
+    behind = steps[[one.get("type") for one in steps].index("ByteLevel") + 1 :]
+    if any(one.get("type") == "Split" for one in behind):
+        raise ConvertError(
+            f"{label}: pre_tokenizer: found {behind!r:.120} behind ByteLevel, wanted it before: a "
+            "file's expressions are those of texts, not of their bytes"
+        )
     for one in steps:
         kind = one.get("type")
         if kind == "Split" and isinstance(one.get("pattern"), dict):

@@ -18,6 +18,7 @@ from oxillama.tokenizer.vocabulary import BYTE, NORMAL, UNUSED, USER_DEFINED, Vo
 
 _UNKNOWN_PENALTY = 10.0  # below the lowest score, per character that no token covers
 _LONGEST_REMEMBERED = 64
+_RUNS = re.compile(" {2,}")
 
 
 class UnigramEncoder:
@@ -48,6 +49,7 @@ class UnigramEncoder:
             vocabulary.add_space_prefix,
             vocabulary.remove_extra_whitespaces,
         )
+        self._where = vocabulary.space_prefix
         self._table = CharacterMap(vocabulary.charsmap) if vocabulary.charsmap else None
         crosses = any(
             re.search(f"[^{MARK}]{MARK}", text) for text in self._tokens if MARK in text[1:]
@@ -72,6 +74,11 @@ class UnigramEncoder:
         """
         if self._table:
             text = self._table.map(text)
+        if self._where:
+            # as a Metaspace: only where the text has none, and those at its end stay
+            if self._squeeze:
+                text = _RUNS.sub(" ", text)
+            return marked(text if not text or text[0] in (" ", MARK) else " " + text)
         if self._squeeze:
             return "".join(MARK + run for run in text.split(" ") if run)
         spaces = len(text) - len(text.lstrip(" "))

@@ -12,8 +12,10 @@ from functools import lru_cache
 
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.spm import MARK
-from oxillama.tokenizer.vocabulary import Vocabulary
+from oxillama.tokenizer.vocabulary import USER_DEFINED, Vocabulary
 
+# characters; a longer word is one unknown token, as in every published BERT
+LONGEST_WORD = 100
 # Blocks of ideographs: each is a word of its own.
 _IDEOGRAPHS = (
     (0x4E00, 0x9FFF),
@@ -38,8 +40,12 @@ class WordPieceEncoder:
     adds_prefix = True  # the mark before a word is part of its tokens
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._ids = dict(zip(reversed(vocabulary.tokens), reversed(range(len(vocabulary)))))
-        self._longest = max(map(len, self._ids))
+        self._ids: dict[str, int] = {}
+        for token, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds.tolist())):
+            # added tokens, written as they are, are no parts of words
+            if kind != USER_DEFINED or text.startswith(MARK):
+                self._ids.setdefault(text, token)
+        self._longest = max(map(len, self._ids), default=0)
         self._unknown = vocabulary.special.get("unk")
         self._lowercase, self._strip_accents = vocabulary.lowercase, vocabulary.strip_accents
         self._word = lru_cache(maxsize=65536)(self._pieces)
@@ -75,9 +81,12 @@ class WordPieceEncoder:
     def _pieces(self, word: str) -> tuple[int, ...]:
         if not word:
             return ()
+        longest = self._longest if len(word) <= LONGEST_WORD else 0
         word, ids, start = MARK + word, [], 0
         while start < len(word):
-            for end in range(min(len(word), start + self._longest), start, -1):
+            # a mark in a word is a character, not the beginning of another word
+            most = min(longest, 1) if start and word[start] == MARK else longest
+            for end in range(min(len(word), start + most), start, -1):
                 token = self._ids.get(word[start:end])
                 if token is not None:
                     ids.append(token)

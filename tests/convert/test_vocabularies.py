@@ -17,7 +17,7 @@ from oxillama.tokenizer import TokenizerBridge
 from oxillama.tokenizer.bpe import BYTE_TO_CHAR
 from oxillama.tokenizer.splits import SPLITS
 from oxillama.tokenizer.template import ChatTemplate
-from oxillama.tokenizer.vocabulary import read_vocabulary
+from oxillama.tokenizer.vocabulary import WHITE, read_vocabulary
 from tests.convert.folders import tiny_llama
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -171,8 +171,10 @@ def test_a_unigram_json_gives_scores_and_its_map(tmp_path):
                     tokenizer__json={**tokenizer, name: more})  # fmt: skip
     spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}
     more = {"type": "Sequence", "normalizers": [tokenizer["normalizer"], spaces]}
-    assert keys == keys_of(tmp_path / "m", "XLMRobertaModel", 4, settings,
-                           tokenizer__json={**tokenizer, "normalizer": more})  # fmt: skip
+    assert {**keys, "remove_extra_whitespaces": True} == keys_of(
+        tmp_path / "m", "XLMRobertaModel", 4, settings,
+        tokenizer__json={**tokenizer, "normalizer": more},
+    )  # fmt: skip
     tokenizer["normalizer"]["precompiled_charsmap"] = "?"
     with pytest.raises(ConvertError, match="base64"):
         keys_of(tmp_path / "m", "XLMRobertaModel", 4, settings, tokenizer__json=tokenizer)
@@ -517,6 +519,224 @@ def test_a_preparation_that_files_have_no_place_for_is_refused(tmp_path, parts, 
     assert told in str(caught.value)
 
 
+def bridge_of(place, architecture, size, settings, tokenizer):
+    keys = keys_of(place, architecture, size, settings, tokenizer__json=tokenizer)
+    return TokenizerBridge.from_metadata({f"tokenizer.ggml.{k}": v for k, v in keys.items()})
+
+
+SPLIT_AT_WHITE = {"type": "Sequence", "pretokenizers": [
+    {"type": "WhitespaceSplit"}, metaspace("always", split=True)]}  # fmt: skip
+RUNS = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+AT_END = {"type": "Strip", "strip_left": False, "strip_right": True}
+
+
+def spacing_map():
+    """A map of characters that makes spaces of white space: a double array of one block of 256
+    entries for each beginning of a character.
+    """
+    keys = {char.encode() for char in WHITE if char not in " \x85"}
+    starts = sorted({key[:size] for key in keys for size in range(len(key) + 1)})
+    array = [0] * (256 * (len(starts) + 1))
+    place = {b"": 0}
+    for block, start in enumerate(starts, 1):
+        at, base = place[start], 256 * block
+        label = start[-1] if start else 0
+        array[at] = (at ^ base) << 10 | (start in keys) << 8 | label
+        if start in keys:
+            array[base] = 1 << 31
+        place |= {start + bytes([byte]): base ^ byte for byte in range(1, 256)}
+    return struct.pack("<I", 4 * len(array)) + struct.pack(f"<{len(array)}I", *array) + b" \0"
+
+
+def unigram_of(mapped, steps, cut):
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "\u2581", "a", "\u2581a", "b"]
+    charsmap = base64.b64encode(spacing_map()).decode()
+    steps = [{"type": "Precompiled", "precompiled_charsmap": charsmap}] * mapped + steps
+    return {
+        "version": "1.0",
+        "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
+        "pre_tokenizer": cut,
+        "model": {"type": "Unigram", "unk_id": 3, "byte_fallback": False,
+                  "vocab": [[text, -float(at)] for at, text in enumerate(pieces)]},
+        "added_tokens": [*(extra(at, pieces[at]) for at in range(4)),
+                         extra(8, "<mask>", lstrip=True)],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mapped", "steps", "cut"),
+    [
+        (True, [], metaspace("always")),
+        (False, [], metaspace("always")),
+        (True, [RUNS], metaspace("always")),
+        (True, [AT_END, {**RUNS, "content": "\u2581"}], metaspace("always")),
+        (True, [], SPLIT_AT_WHITE),
+        (True, [RUNS], SPLIT_AT_WHITE),
+    ],
+    ids=["map", "plain", "runs", "ends", "split", "split_runs"],
+)
+def test_spaces_of_a_unigram_model_are_those_of_its_library(tmp_path, mapped, steps, cut):
+    tokenizer = unigram_of(mapped, steps, cut)
+    library = Tokenizer.from_str(json.dumps(tokenizer))
+    for trims in (False, True):  # which is about texts made of ids
+        settings = {"clean_up_tokenization_spaces": trims}
+        bridge = bridge_of(tmp_path / "m", "XLMRobertaModel", 9, settings, tokenizer)
+        for text in ("", " ", "a", " a", "  a", "a ", "a  b ", "a<mask> b", "a <mask>b  "):
+            ids = library.encode(text, add_special_tokens=False).ids
+            assert bridge.encode(text, add_special=False) == ids, text
+
+
+@pytest.mark.parametrize(
+    ("mapped", "steps", "cut", "told"),
+    [
+        (True, [], metaspace("first"), "prepend_scheme: found 'first'"),
+        (True, [RUNS, AT_END], metaspace("never"), "prepend_scheme: found 'never'"),
+        (True, [], metaspace("always", replacement="_"), "replacement: found '_'"),
+        (False, [], SPLIT_AT_WHITE, "found WhitespaceSplit without a map"),
+        (True, [], {"type": "WhitespaceSplit"}, "found .*'WhitespaceSplit'.*wanted Metaspace"),
+        (True, [AT_END], metaspace("always"), "wanted Strip of the right side with"),
+    ],
+)
+def test_spaces_that_files_of_unigram_models_cannot_say_are_refused(
+    tmp_path, mapped, steps, cut, told
+):
+    with pytest.raises(ConvertError, match=told):
+        bridge_of(tmp_path / "m", "XLMRobertaModel", 9, {}, unigram_of(mapped, steps, cut))
+
+
+def wordpiece_of(processor=None, **model):
+    texts = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "##a", "b", "##b", "c"]
+    return {
+        **WORDPIECE,
+        "version": "1.0",
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "lowercase": True,
+                       "handle_chinese_chars": True, "strip_accents": None},
+        "post_processor": processor,
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                  "max_input_chars_per_word": 100,
+                  "vocab": {text: at for at, text in enumerate(texts)}, **model},
+        "added_tokens": [*(extra(at, texts[at]) for at in range(4)),
+                         extra(9, "New York", special=False), extra(10, "ab", special=False)],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("unknown", ["[UNK]", "[PAD]", "c"])
+def test_ids_of_a_wordpiece_folder_are_those_of_its_library(tmp_path, unknown):
+    tokenizer = wordpiece_of(unk_token=unknown)
+    library = Tokenizer.from_str(json.dumps(tokenizer))
+    bridge = bridge_of(tmp_path / "m", "BertModel", 11, {"unk_token": "[UNK]"}, tokenizer)
+    for text in ("a b", "aa x b", "a\u2581b", "a New York b", "babb", "Ab", "b" * 100, "b" * 101):
+        ids = library.encode(text, add_special_tokens=False).ids
+        assert bridge.encode(text, add_special=False) == ids, text
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"max_input_chars_per_word": 99}, "max_input_chars_per_word: found 99, wanted 100"),
+        ({"unk_token": "none"}, "model.unk_token: found 'none', wanted a token"),
+    ],
+)
+def test_settings_of_wordpiece_without_a_place_are_refused(tmp_path, parts, told):
+    with pytest.raises(ConvertError, match=told):
+        bridge_of(tmp_path / "m", "BertModel", 11, {}, wordpiece_of(**parts))
+
+
+def processor_of(*parts):
+    found = {text: {"id": text, "ids": [at], "tokens": [text]}
+             for at, text in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]"))}  # fmt: skip
+    single = [{"Sequence": {"id": part, "type_id": 0}} if part == "A"
+              else {"SpecialToken": {"id": part, "type_id": 0}} for part in parts]  # fmt: skip
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": found}
+
+
+BERT_PROCESSOR = {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
+
+
+@pytest.mark.parametrize(
+    ("processor", "settings"),
+    [
+        (processor_of("[CLS]", "A"), {"cls_token": "[CLS]", "sep_token": "[SEP]"}),
+        (processor_of("[CLS]", "A"), {"cls_token": "[CLS]", "bos_token": "[PAD]"}),
+        (processor_of("A", "[SEP]"), {"sep_token": "[SEP]"}),
+        (BERT_PROCESSOR, {"cls_token": "[CLS]", "sep_token": "[SEP]", "bos_token": "[PAD]"}),
+    ],
+)
+def test_tokens_around_a_text_are_those_of_the_post_processor(tmp_path, processor, settings):
+    tokenizer = wordpiece_of(processor)
+    library = Tokenizer.from_str(json.dumps(tokenizer))
+    bridge = bridge_of(tmp_path / "m", "BertModel", 11, settings, tokenizer)
+    whole = TokenizerBridge.from_tokenizer_json(json.dumps(tokenizer))
+    for text in ("", "a"):
+        assert bridge.encode(text) == whole.encode(text) == library.encode(text).ids
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        (("[CLS]", "[CLS]", "A"), "found .*CLS.*, wanted a text with one token before it"),
+        (("A", "[SEP]", "[SEP]"), "wanted a text with one token before it"),
+        (("A", "A"), "found .'a text', 'a text'., wanted a text with one"),
+        (("[UNK]", "A"), "found '.UNK.' before a text, wanted bos_token or cls_token"),
+    ],
+)
+def test_tokens_around_a_text_without_a_place_are_refused(tmp_path, parts, told):
+    tokenizer = wordpiece_of(processor_of(*parts))
+    settings = {"bos_token": "[PAD]", "cls_token": "[CLS]"}
+    with pytest.raises(ConvertError, match=f"post_processor: .*{told}"):
+        bridge_of(tmp_path / "m", "BertModel", 11, settings, tokenizer)
+    if len(parts) > 2:
+        with pytest.raises(TokenizerError, match="post_processor: makes .* wanted one token"):
+            TokenizerBridge.from_tokenizer_json(json.dumps(tokenizer))
+
+
+def test_a_merge_that_is_listed_twice_has_its_last_place(tmp_path):
+    tokenizer = bytes_of()
+    vocab = tokenizer["model"]["vocab"]
+    vocab["bc"] = len(vocab)
+    tokenizer["model"]["merges"] = [["a", "b"], ["b", "c"], ["a", "b"]]
+    tokenizer["added_tokens"] = []
+    library = Tokenizer.from_str(json.dumps(tokenizer))
+    bridge = bridge_of(tmp_path / "m", "LlamaForCausalLM", len(vocab), {}, tokenizer)
+    assert bridge.encode("abc") == library.encode("abc").ids == [vocab["a"], vocab["bc"]]
+
+
+def test_a_space_is_put_before_a_text_once(tmp_path):
+    """By a normaliser, so that a Metaspace has nothing to put."""
+    for scheme in ("first", "always"):
+        tokenizer = pieces_of(normalizer=PREPENDED, pre_tokenizer=metaspace(scheme))
+        library = Tokenizer.from_str(json.dumps(tokenizer))
+        size = len(tokenizer["model"]["vocab"]) + 2
+        bridge = bridge_of(tmp_path / "m", "LlamaForCausalLM", size, {}, tokenizer)
+        whole = TokenizerBridge.from_tokenizer_json(json.dumps(tokenizer))
+        for text in TEXTS:
+            ids = library.encode(text).ids
+            assert bridge.encode(text) == whole.encode(text) == ids, text
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "told"),
+    [
+        (pieces_of(pre_tokenizer=metaspace("first", replacement="_")), "replacement: found '_'"),
+        (pieces_of(normalizer=PREPENDED["normalizers"][0]), "wanted one that writes spaces as"),
+        (pieces_of(normalizer={"type": "Sequence", "normalizers": [*PREPENDED["normalizers"]] * 2}),
+         "wanted one Prepend at most"),
+        (pieces_of(added_tokens=[extra(261, "a")], normalizer=PREPENDED),
+         "added_tokens: 'a': found the id 261, wanted 258"),
+        (bytes_of(pre_tokenizer={"type": "Sequence", "pretokenizers": [
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            {"type": "Split", "pattern": {"Regex": SPLITS["gpt-2"][0]}, "behavior": "Isolated"}]}),
+         "behind ByteLevel, wanted it before"),
+    ],
+    ids=["replacement", "unmarked", "twice", "two_ids", "behind"],
+)  # fmt: skip
+def test_steps_that_files_do_not_take_are_refused(tmp_path, tokenizer, told):
+    size = len(tokenizer["model"]["vocab"]) + 2
+    with pytest.raises(ConvertError, match=told):
+        bridge_of(tmp_path / "m", "LlamaForCausalLM", size, {}, tokenizer)
+
+
 def test_results_of_a_tokenizer_json_are_not_cut_and_not_filled_up():
     cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     filled = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None,
@@ -534,6 +754,12 @@ def test_a_tokenizer_json_that_draws_its_ids_is_refused():
     tokenizer["model"]["dropout"] = 0.5
     with pytest.raises(TokenizerError, match="model.dropout: found 0.5, wanted none"):
         TokenizerBridge.from_tokenizer_json(json.dumps(tokenizer))
+
+
+def test_the_first_token_of_a_tokenizer_json_is_that_of_the_file():
+    tokenizer = json.dumps(wordpiece_of(processor_of("[CLS]", "A")))
+    with pytest.raises(TokenizerError, match="puts the token 2 before a text, wanted 0, which"):
+        TokenizerBridge.from_tokenizer_json(tokenizer, metadata={"tokenizer.ggml.bos_token_id": 0})
 
 
 def test_tokens_that_a_folder_suppresses_are_kept(tmp_path):
