@@ -209,9 +209,9 @@ class MediaPrompts:
         made: list[str | list[int] | Part] = [
             self.encoded(part) if isinstance(part, MediaPart) else part for part in given
         ]
-        bos = self.bridge.bos_id if self.bridge.add_bos else None
-        if made and isinstance(made[0], str) and bos is not None:
-            made.insert(0, [bos])
+        lead = self.bridge.lead_ids
+        if made and isinstance(made[0], str) and lead:
+            made.insert(0, lead)
         return self.compose(made)
 
     def compose(

@@ -27,6 +27,7 @@ def special_keys(
     """
     found: dict[str, int] = {}
     switches: dict[str, bool] = {}
+    lead: list[int | None] = []
     tokenizer = folder.json("tokenizer.json")
     if tokenizer:
         label = f"{folder.path}/tokenizer.json"
@@ -42,6 +43,13 @@ def special_keys(
             ends = {"WordPiece": "sep", "Unigram": "eos"}.get(str(_kind(tokenizer)))
             if ends and "add_eos_token" not in switches:
                 switches.setdefault(f"add_{ends}_token", False)
+        if "lead_tokens" in settings:
+            lead = [added.get(text, (ids.get(text),))[0] for text in settings["lead_tokens"]]
+            if None in lead:
+                raise ConvertError(
+                    f"{label}: post_processor: found {settings['lead_tokens']!r:.120} before a "
+                    "text, wanted tokens of the vocabulary"
+                )
         unknown = _unknown(label, tokenizer.get("model"), ids)
         if unknown is not None:
             found["unknown"] = unknown
@@ -62,6 +70,8 @@ def special_keys(
         elif value < len(ids) and (key.removesuffix("?") not in found or key[-1] != "?"):
             found[key.removesuffix("?")] = value
     keys = ggml(**{f"{key}_token_id": (value, "uint32") for key, value in found.items()})
+    if lead:
+        keys |= ggml(lead_token_ids=(lead, "array[int32]"))
     return keys | ggml(**{key: (value, "bool") for key, value in switches.items()})
 
 
@@ -200,13 +210,16 @@ def _templated(label: str, step: dict, settings: dict, switches: dict[str, bool]
 
     single, pair = step.get("single") or [], step.get("pair") or []
     texts = [at for at, part in enumerate(single) if named(part) is None]
-    if len(texts) != 1 or texts[0] > 1 or len(single) - texts[0] > 2:
+    if len(texts) != 1 or len(single) - texts[0] > 2:
         parts = [named(part) or "a text" for part in single]
         raise ConvertError(
-            f"{label}: post_processor: found {parts!r:.120}, wanted a text with one token before "
-            "it and one after it at most: a file has no place for more"
+            f"{label}: post_processor: found {parts!r:.120}, wanted a text with tokens before it "
+            "and one after it at most: a file has no place for more"
         )
-    first = named(single[0]) if len(single) > 1 else None
+    lead = [named(part) for part in single[: texts[0]]]
+    if len(lead) > 1:
+        settings["lead_tokens"] = lead
+    first = named(single[0])
     last = named(single[-1]) if len(single) > 1 else None
     begins = [content_of(settings.get(f"{name}_token")) for name in ("bos", "cls")]
     if first is not None:
@@ -221,7 +234,7 @@ def _templated(label: str, step: dict, settings: dict, switches: dict[str, bool]
             settings["eot_token" if "eot_token" not in settings else "eom_token"] = before
         settings["eos_token"] = last
         switches["add_eos_token"] = True
-    start = 1 if first is not None and pair and named(pair[0]) == first else 0
+    start = len(lead) if lead == [named(part) for part in pair[: len(lead)]] else 0
     stop = len(pair) - (1 if last is not None and pair and named(pair[-1]) == last else 0)
     between = [named(part) for part in pair[start:stop][1:-1]]
     if between:

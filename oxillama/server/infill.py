@@ -76,7 +76,7 @@ def infill_ids(
         return bridge.encode(value, add_special=False, parse_special=False)
 
     before, after, middle = found
-    ids = [bridge.bos_id] if special and bridge.add_bos and bridge.bos_id is not None else []
+    ids = bridge.lead_ids if special else []
     if extra:
         ids += _files(bridge, extra, text)
     return [*ids, before, *text(prefix), after, *text(suffix), middle, *text(prompt)]

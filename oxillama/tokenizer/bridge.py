@@ -151,6 +151,14 @@ class TokenizerBridge:
         return self.vocabulary.add_bos
 
     @property
+    def lead_ids(self) -> list[int]:
+        """The tokens that `add_special` puts before a text: the first token, and those of GLM 4
+        that follow it.
+        """
+        v = self.vocabulary
+        return [*v.lead] or ([v.special["bos"]] if v.add_bos else [])
+
+    @property
     def add_eos(self) -> bool:
         """Whether `add_special` puts the last token after a text."""
         return self.vocabulary.add_eos
@@ -218,8 +226,9 @@ class TokenizerBridge:
                     piece = " " + piece
                 ids.extend(self._encoder.encode(piece))
                 first = False
-        if add_special and v.add_bos and ids[:1] != [v.special["bos"]]:
-            ids.insert(0, v.special["bos"])
+        lead = self.lead_ids if add_special else []
+        if lead and ids[:1] != lead[:1]:
+            ids = lead + ids
         if add_special and v.add_sep:
             ids.append(v.special["sep"])
         if add_special and v.add_eos:
@@ -290,7 +299,7 @@ class TokenizerBridge:
         ids = [
             self.encode(text, add_special=False, parse_special=False) for text in (first, second)
         ]
-        return named("bos", v.add_bos) + ids[0] + between + ids[1] + end
+        return self.lead_ids + ids[0] + between + ids[1] + end
 
     # ---- ids to text
     # ---------------------------------------------------------------------------------------------

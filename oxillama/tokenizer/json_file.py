@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -132,9 +132,11 @@ def read_tokenizer_json(
         None,
         (),
         special,
-        *around[:2],
+        bool(around.before),
+        bool(around.after),
         not byte_level and letter[:1] != ["a"] and MARK + "a" in ids,
-        sep_between=around[2],
+        lead=around.before if len(around.before) > 1 else (),
+        sep_between=around.between,
         lstrip=frozenset(strips["lstrip"]),
         rstrip=frozenset(strips["rstrip"]),
         space_prefix="first" if first else "",
@@ -152,27 +154,34 @@ def _tokenizer(text: str) -> Tokenizer:
     return found
 
 
-def _around(
-    tokenizer: Tokenizer, metadata: Mapping[str, Any], special: dict[str, int]
-) -> tuple[bool, bool, bool]:
-    """Whether the post-processor puts a token before a text, one after it, and one more between
-    two, which become the first, the last and the separating token in `special`. TokenizerError for
-    more around a text, and for others than the metadata's.
+class _Around(NamedTuple):
+    """The tokens that a post-processor puts before and after a text, and whether it puts one more
+    between two.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    between: bool
+
+
+def _around(tokenizer: Tokenizer, metadata: Mapping[str, Any], special: dict[str, int]) -> _Around:
+    """What the post-processor does; its tokens become the first, the last and the separating token
+    in `special`. TokenizerError for more than one after a text, and for others than the metadata's.
     """
     text = _encoded(tokenizer, "a", add_special_tokens=False).ids
     whole = _encoded(tokenizer, "a", add_special_tokens=True).ids
     before = next(
-        (at for at in range(len(whole) - len(text) + 1) if whole[at : at + len(text)] == text), 2
+        (at for at in range(len(whole) - len(text) + 1) if whole[at : at + len(text)] == text), -1
     )
-    added = whole[:before], whole[before + len(text) :]
-    if (whole and not text) or max(map(len, added)) > 1:
+    added = tuple(whole[: max(before, 0)]), tuple(whole[before + len(text) :])
+    if (whole and not text) or before < 0 or len(added[1]) > 1:
         raise TokenizerError(
             f"tokenizer.json: post_processor: makes {whole!r:.60} of the ids {text!r:.40}, wanted "
-            "one token before and one after them at most"
+            "them with tokens before them and one after them at most"
         )
     for name, one in zip(("bos", "eos"), added, strict=True):
         key = f"tokenizer.ggml.{SPECIAL_KEYS[name]}"
-        if one and metadata.get(key) not in (None, *one):
+        if one and metadata.get(key) not in (None, one[0]):
             raise TokenizerError(
                 f"tokenizer.json: post_processor: puts the token {one[0]} "
                 f"{'before' if name == 'bos' else 'after'} a text, wanted {metadata[key]}, which "
@@ -186,7 +195,7 @@ def _around(
     parts = len(rest) == 1 and pair[:end] == whole and pair[end + 1 :] == [*text, *added[1]]
     if parts:
         special["sep"] = rest[0]
-    return bool(added[0]), bool(added[1]), parts
+    return _Around(*added, parts)
 
 
 def _prepends(step: Any) -> bool:

@@ -177,6 +177,7 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
+    lead: tuple[int, ...] = ()  # the tokens before a text, where these are more than `bos`
     add_sep: bool = False  # `bert` without `add_eos`: the separator after a text
     sep_between: bool = False  # a separator more between two texts
     remove_extra_whitespaces: bool = False  # `t5`: spaces in a row are one
@@ -324,6 +325,7 @@ def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = w
         add["bos"],
         add["eos"],
         model == "bert" or _value(metadata, "add_space_prefix", bool, model == "llama"),
+        lead=_lead(metadata, n, special, add["bos"]),
         # one token ends a text: with eos, which BERT's files may have too, a separator is between
         add_sep=add["sep"] and model == "bert" and not add["eos"],
         sep_between=add["sep"]
@@ -361,6 +363,22 @@ def _ids(metadata: Mapping[str, Any], key: str, n: int) -> frozenset[int] | None
         if not 0 <= token < n:
             raise TokenizerError(f"tokenizer.ggml.{key}: found {token}, wanted ids below {n}")
     return frozenset(int(token) for token in found.tolist())
+
+
+def _lead(
+    metadata: Mapping[str, Any], n: int, special: Mapping[str, int], begins: bool
+) -> tuple[int, ...]:
+    """The tokens before a text, of which the first is `bos`; none where that is the only one."""
+    found = _array(metadata, "lead_token_ids", None, np.int32)
+    if found is None:
+        return ()
+    lead = tuple(int(token) for token in found.tolist())
+    if not begins or lead[:1] != (special["bos"],) or not all(0 <= token < n for token in lead):
+        raise TokenizerError(
+            f"tokenizer.ggml.lead_token_ids: found {list(lead)!r:.60}, wanted ids below {n}, first "
+            f"{special['bos'] if begins else 'one of a file whose texts begin with a token'}"
+        )
+    return lead
 
 
 def _swallowing(name: str, tokens: Strings, kinds: np.ndarray) -> frozenset[int]:

@@ -675,9 +675,9 @@ def test_tokens_around_a_text_are_those_of_the_post_processor(tmp_path, processo
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
-        (("[CLS]", "[CLS]", "A"), "found .*CLS.*, wanted a text with one token before it"),
-        (("A", "[SEP]", "[SEP]"), "wanted a text with one token before it"),
-        (("A", "A"), "found .'a text', 'a text'., wanted a text with one"),
+        (("A", "[SEP]", "[SEP]"), "found .*SEP.*, wanted a text with tokens before it"),
+        (("A", "A"), "found .'a text', 'a text'., wanted a text with tokens before it"),
+        (("[CLS]", "[OTHER]", "A"), "found .*OTHER.* before a text, wanted tokens of the"),
         (("[UNK]", "A"), "found '.UNK.' before a text, wanted bos_token or cls_token"),
     ],
 )
@@ -686,9 +686,34 @@ def test_tokens_around_a_text_without_a_place_are_refused(tmp_path, parts, told)
     settings = {"bos_token": "[PAD]", "cls_token": "[CLS]"}
     with pytest.raises(ConvertError, match=f"post_processor: .*{told}"):
         bridge_of(tmp_path / "m", "BertModel", 11, settings, tokenizer)
-    if len(parts) > 2:
-        with pytest.raises(TokenizerError, match="post_processor: makes .* wanted one token"):
+    if parts[-1] == "[SEP]":
+        with pytest.raises(TokenizerError, match="post_processor: makes .* wanted them with"):
             TokenizerBridge.from_tokenizer_json(json.dumps(tokenizer))
+
+
+def test_several_tokens_before_a_text_are_kept(tmp_path):
+    """GLM 4 begins texts with two."""
+    parts = [{"type_id": 0, "id": "<|l|>"}, {"type_id": 0, "id": "<|r|>"}]
+    single = [*({"SpecialToken": part} for part in parts), {"Sequence": {"type_id": 0, "id": "A"}}]
+    processor = {"type": "TemplateProcessing", "single": single,
+                 "pair": [*single, {"Sequence": {"type_id": 1, "id": "B"}}],
+                 "special_tokens": {text: {"id": text, "ids": [at], "tokens": [text]}
+                                    for at, text in ((257, "<|l|>"), (258, "<|r|>"))}}  # fmt: skip
+    tokenizer = bytes_of(post_processor=processor)
+    library = Tokenizer.from_str(json.dumps(tokenizer))
+    keys = keys_of(tmp_path / "m", "GPT2LMHeadModel", 259, {}, tokenizer__json=tokenizer)
+    named = {f"tokenizer.ggml.{k}": v for k, v in keys.items()}
+    bridge = TokenizerBridge.from_metadata(named)
+    whole = TokenizerBridge.from_tokenizer_json(json.dumps(tokenizer))
+    for text in ("", "ab"):
+        ids = library.encode(text).ids
+        assert ids[:2] == [257, 258]
+        assert bridge.encode(text) == whole.encode(text) == ids
+    assert bridge.encode("<|l|>a") == [257, *bridge.encode("a", add_special=False)]
+    assert bridge.lead_ids == whole.lead_ids == [257, 258]
+    for wrong in ([258, 257], [257, 9999]):
+        with pytest.raises(TokenizerError, match=f"lead_token_ids: found .{wrong[0]}, {wrong[1]}"):
+            TokenizerBridge.from_metadata(named | {"tokenizer.ggml.lead_token_ids": wrong})
 
 
 def test_a_merge_that_is_listed_twice_has_its_last_place(tmp_path):
