@@ -16,6 +16,7 @@ LAYERS = {
     "arguments": 0,
     "durable": 0,
     "folders": 0,
+    "decimals": 0,
     "_core": 1,
     "gguf": 2,
     "tokenizer": 2,

@@ -5,10 +5,12 @@ digit. NumPy's own cosines, logarithms and Fourier transforms may differ by inst
 
 from __future__ import annotations
 
-from decimal import Decimal, localcontext
+from decimal import Decimal
 from functools import cache
 
 import numpy as np
+
+from oxillama.decimals import digits
 
 _DIGITS = 40
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510")
@@ -21,8 +23,7 @@ _TERMS = 12  # of the series of a logarithm: the next one is below 1e-19 of the 
 @cache
 def cosines(count: int) -> np.ndarray:
     """cos(2 pi k / count) for k = 0 to count - 1, float64, each rounded once."""
-    with localcontext() as context:
-        context.prec = _DIGITS
+    with digits(_DIGITS):
         made = [_cosine(2 * _PI * k / count) for k in range(count)]
     out = np.array([float(each) for each in made])
     out.flags.writeable = False

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
+from decimal import Decimal
 from functools import cache
 
 import numpy as np
 
 from oxillama.audio.portable_math import Spectrum, cosines, ln, log10
+from oxillama.decimals import digits
 
 RATE = 16000  # samples a second
 HOP = 160  # samples a frame
@@ -204,8 +205,7 @@ def _triangles(
     """The same as triangles of height 1 over the scale of O'Shaughnessy (1987), from `low` to
     `high` Hz, of a transform of `size` numbers.
     """
-    with localcontext() as context:
-        context.prec = 40
+    with digits(40):
         least, most = ((1 + Decimal(end) / 700).log10() for end in (low, high))
         step = (most - least) / (bands + 1)
         edges = [700 * (10 ** (least + step * at) - 1) for at in range(bands + 2)]
@@ -227,8 +227,7 @@ def _between(edges: list[float], size: int, *, even: bool) -> list[tuple[int, li
 
 def _edges(bands: int) -> list[float]:
     """The edges of the bands in Hz, from 0 to half the rate."""
-    with localcontext() as context:
-        context.prec = 40
+    with digits(40):
         step = Decimal("6.4").ln() / 27
         most = 15 + (Decimal(RATE // 2) / 1000).ln() / step
         mels = [most * at / (bands + 1) for at in range(bands + 2)]

@@ -6,10 +6,12 @@ arithmetic.
 
 from __future__ import annotations
 
-from decimal import Decimal, localcontext
+from decimal import Decimal
 from functools import cache
 
 import numpy as np
+
+from oxillama.decimals import digits
 
 _PI = Decimal("3.14159265358979323846264338327950288")
 _STEP = 64  # positions whose angles are sums of two
@@ -41,8 +43,7 @@ def turns(positions: np.ndarray, period: int) -> np.ndarray:
 @cache
 def circle(period: int) -> np.ndarray:
     """(cosine, sine) of 0 to period - 1 parts of a circle, float64 (period, 2)."""
-    with localcontext() as context:
-        context.prec = 35
+    with digits(35):
         made = [sine_and_cosine(2 * _PI * k / period)[::-1] for k in range(period)]
     return np.array(made, np.float64)
 
@@ -67,8 +68,7 @@ def _fallen(width: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
     times as many steps.
     """
     held = []
-    with localcontext() as context:
-        context.prec = 30
+    with digits(30):
         step = Decimal(10000).ln() * 2 / width
         for k in range(width // 2):
             fine = multiples(*sine_and_cosine((-step * k).exp()), _STEP + 1)

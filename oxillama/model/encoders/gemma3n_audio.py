@@ -4,10 +4,11 @@ norm of all that is before, and layers of a Conformer (Gulati et al. 2020, secti
 see themselves and twelve rows before them.
 """
 
-from decimal import Decimal, localcontext
+from decimal import Decimal
 
 import numpy as np
 
+from oxillama.decimals import digits
 from oxillama.model.audio_builder import AudioBuilder, encoder
 from oxillama.model.blocks import heads_of
 from oxillama.model.builder import Layer, Value
@@ -96,8 +97,7 @@ def _attention(p: AudioBuilder, layer: Layer, x: Value, turn: Value) -> Value:
 
 def _softplus(x: np.ndarray) -> np.ndarray:
     """ln(1 + exp(x)), float32, with the same bits on every machine."""
-    with localcontext() as context:
-        context.prec = 30
+    with digits(30):
         numbers = [Decimal(each) for each in x.tolist()]
         made = [each.max(0) + (1 + (-abs(each)).exp()).ln() for each in numbers]
     return np.array(made, np.float64).astype(np.float32)

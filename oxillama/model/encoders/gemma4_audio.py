@@ -3,11 +3,12 @@ over time and frequency, and layers of a Conformer (Gulati et al. 2020, section 
 themselves and eleven rows before them.
 """
 
-from decimal import Decimal, localcontext
+from decimal import Decimal
 from functools import cache
 
 import numpy as np
 
+from oxillama.decimals import digits
 from oxillama.model.attention import Heads
 from oxillama.model.audio_builder import AudioBuilder, encoder
 from oxillama.model.blocks import heads_of
@@ -129,8 +130,7 @@ def _positions(width: int, seen: int) -> np.ndarray:
     of rising wavelengths.
     """
     half = width // 2
-    with localcontext() as context:
-        context.prec = 30
+    with digits(30):
         step = Decimal(_BASE).ln() / max(half - 1, 1)
         numbers = [multiples(*sine_and_cosine((-step * k).exp()), seen) for k in range(half)]
     held = np.array(numbers, np.float64)  # (half, distance, sine and cosine)
