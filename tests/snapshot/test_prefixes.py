@@ -104,6 +104,7 @@ def test_a_malformed_file_is_refused_and_changes_nothing(model, filled, tmp_path
         lambda _, sections: sections.update(tokens=b""),
         lambda _, sections: sections.update(tokens=b"\x7f" * len(sections["tokens"])),
         lambda _, sections: sections.update(tokens=b"\xff" * len(sections["tokens"])),
+        lambda _, sections: sections.update(tables=sections["tables"] + bytes(4)),
         at("kv", "shed", value=1),
         at("kv", "shed", value=-1),
     ]
