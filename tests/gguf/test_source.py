@@ -52,6 +52,12 @@ def test_a_set_that_is_not_whole_is_refused(shards, tmp_path):
         GgufError, match="bytes: split.count is 3, wanted 1; a set is opened by a name like"
     ):
         GgufReader(shards[0].read_bytes())
+    for index, tensor in enumerate("ab"):  # two files that do not say that they are a set
+        with GgufWriter(tmp_path / "part.gguf", "llama") as writer:
+            writer.add_tensor(tensor, np.array([1], np.float32))
+        (tmp_path / "part.gguf").rename(tmp_path / f"n-0000{index + 1}-of-00002.gguf")
+    with pytest.raises(GgufError, match="split.count is None, wanted 2$"):
+        GgufReader(tmp_path / "n-00001-of-00002.gguf")
     with pytest.raises(GgufError, match="split.no is 2, wanted 1"):
         GgufReader([shards[0], shards[2], shards[1]])
     shard(shards[2], 2, 3, "c", 4)
