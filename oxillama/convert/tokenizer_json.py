@@ -102,7 +102,7 @@ def json_keys(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValues
         return _gemma4(ordered, kinds, merges, folder.json("tokenizer_config.json"))
     if model.get("byte_fallback") and _is_metaspace(tokenizer):
         _check_pieces(label, tokenizer, ordered, kinds)
-        return _byte_fallback(tokenizer, ordered, kinds, merges)
+        return _byte_fallback(label, tokenizer, ordered, kinds, merges)
     keys = ggml(
         model=("gpt2", "string"),
         pre=(_split(label, tokenizer), "string"),
@@ -443,7 +443,7 @@ def _is_metaspace(tokenizer: dict) -> bool:
 
 
 def _byte_fallback(
-    tokenizer: dict, texts: list[str], kinds: dict[int, int], merges: list
+    label: str, tokenizer: dict, texts: list[str], kinds: dict[int, int], merges: list
 ) -> tuple[KeyValues, dict[str, int]]:
     """A SentencePiece BPE that was saved as tokenizer.json: a score is a merge's rank, negative."""
     ids = {text: at for at, text in enumerate(texts)}
@@ -469,7 +469,34 @@ def _byte_fallback(
         token_type=([kinds[at] for at in range(len(texts))], "array[int32]"),
         add_space_prefix=(prepends, "bool"),
     )
+    if not _is_scored({text for at, text in enumerate(texts) if kinds[at] == NORMAL}, merges):
+        if tokenizer["model"].get("ignore_merges"):
+            raise ConvertError(
+                f"{label}: model.ignore_merges: found true, wanted false: files of SentencePiece's "
+                "vocabularies have tokens by merges alone"
+            )
+        keys |= ggml(
+            merges=([" ".join(pair) for pair in merges], "array[string]"), by_merges=(True, "bool")
+        )
     return keys, ids
+
+
+def _is_scored(texts: set[str], merges: list[tuple[str, str]]) -> bool:
+    """Whether a score for each token says what the merges say: any two tokens whose joined text is
+    one are merged, at one rank. True of vocabularies that were SentencePiece's.
+    """
+    listed, done, last = set(merges), set(), None
+    for left, right in merges:
+        if left + right != last and left + right in done:
+            return False
+        last = left + right
+        done.add(last)
+    return all(
+        (text[:cut], text[cut:]) in listed
+        for text in texts
+        for cut in range(1, len(text))
+        if text[:cut] in texts and text[cut:] in texts
+    )
 
 
 def _split(label: str, tokenizer: dict) -> str:

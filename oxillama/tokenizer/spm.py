@@ -1,10 +1,10 @@
 """SentencePiece BPE of `llama` and `gemma4` vocabularies.
 
-`llama`: the neighbours whose joined text has the highest score merge first. `gemma4`: the
-neighbours that come first in the list of merges. Ties go to the leftmost pair. Text that no token
-covers falls back to one token per byte. Source: Kudo and Richardson 2018 (SentencePiece), BPE
-model. Most vocabularies never join a word's end to the next word's marker, so text is split before
-each marker (`▁`) and words are cached.
+`llama`: the neighbours whose joined text has the highest score merge first. `gemma4`, and `llama`
+with `by_merges`: the neighbours that come first in the list of merges. Ties go to the leftmost
+pair. Text that no token covers falls back to one token per byte. Source: Kudo and Richardson 2018
+(SentencePiece), BPE model. Most vocabularies never join a word's end to the next word's marker, so
+text is split before each marker (`▁`) and words are cached.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class SpmEncoder:
     adds_prefix = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        merged = vocabulary.model == "gemma4"
+        lines = vocabulary.model == "gemma4"
+        merged = lines or vocabulary.by_merges
         self._ids: dict[str, int] = {}
         self._bytes: dict[int, int] = {}
         for token, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds.tolist())):
@@ -43,7 +44,7 @@ class SpmEncoder:
         # what stands between the pieces of a merge in the keys of its ranks
         self._between = " " if merged else ""
         self._ranks = self._by_merges(vocabulary) if merged else self._by_scores(vocabulary)
-        self._lines = re.compile(r"\n+|[^\n]+") if merged else None
+        self._lines = re.compile(r"\n+|[^\n]+") if lines else None
         self._unknown = vocabulary.special.get("unk")
         crosses = any(
             MARK in text[1:] and text.strip(MARK) and re.search(f"[^{MARK}]{MARK}", text)

@@ -194,6 +194,7 @@ class Vocabulary:
     # beginning alone
     space_prefix: str = ""
     suppressed: tuple[int, ...] = ()  # that are never drawn
+    by_merges: bool = False  # `llama`: the merges say what is joined, not the scores
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -300,6 +301,9 @@ def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = w
     merges = _strings(metadata, "merges") if "tokenizer.ggml.merges" in metadata else ()
     if model in _MERGED and not len(merges):
         raise TokenizerError(f"tokenizer.ggml.merges: missing, a {model!r} vocabulary needs them")
+    by_merges = _value(metadata, "by_merges", bool, False)
+    if by_merges and not len(merges):
+        raise TokenizerError("tokenizer.ggml.by_merges: found true, wanted merges beside it")
     special, add = _special(metadata, model, pre, kinds, note)
     charsmap = _array(metadata, "precompiled_charsmap", None, None)
     lowercase = _value(metadata, "normalizer.lowercase", bool, True)
@@ -345,6 +349,7 @@ def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = w
         suppressed=()
         if suppressed is None
         else tuple(int(token) for token in suppressed.tolist() if 0 <= token < n),
+        by_merges=by_merges,
     )
 
 

@@ -716,6 +716,40 @@ def test_several_tokens_before_a_text_are_kept(tmp_path):
             TokenizerBridge.from_metadata(named | {"tokenizer.ggml.lead_token_ids": wrong})
 
 
+@pytest.mark.parametrize(
+    ("merges", "said"),
+    [
+        (["\u2581 a", "a b", "b c", "ab c", "a bc"], False),  # as SentencePiece's
+        (["\u2581 a", "a b", "ab c"], True),  # no merge makes bc
+        (["\u2581 a", "b c", "ab c", "a b", "a bc"], True),  # abc at two ranks
+    ],
+)
+def test_merges_that_scores_cannot_say_are_in_the_file(tmp_path, merges, said):
+    tokenizer = pieces_of(pre_tokenizer=metaspace("never"), added_tokens=[])
+    vocab = tokenizer["model"]["vocab"]
+    for text in ("c", "ab", "bc", "abc"):
+        vocab[text] = len(vocab)
+    tokenizer["model"]["merges"] = [pair.split(" ") for pair in merges]
+    library = Tokenizer.from_str(json.dumps(tokenizer))
+    keys = keys_of(tmp_path / "m", "LlamaForCausalLM", len(vocab), {}, tokenizer__json=tokenizer)
+    assert keys.get("by_merges", False) is said and ("merges" in keys) is said
+    bridge = TokenizerBridge.from_metadata({f"tokenizer.ggml.{k}": v for k, v in keys.items()})
+    for text in ("abc", "bc", "bbc a", "aabcbc ab\nabc", "\u00e9abc"):
+        assert bridge.encode(text, add_special=False) == library.encode(text).ids, text
+    tokenizer["model"]["ignore_merges"] = True
+    if said:
+        with pytest.raises(ConvertError, match="ignore_merges: found true, wanted false"):
+            bridge_of(tmp_path / "m", "LlamaForCausalLM", len(vocab), {}, tokenizer)
+
+
+def test_a_vocabulary_by_merges_needs_them():
+    with pytest.raises(TokenizerError, match="by_merges: found true, wanted merges beside it"):
+        read_vocabulary({
+            "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a"],
+            "tokenizer.ggml.by_merges": True,
+        })  # fmt: skip
+
+
 def test_a_merge_that_is_listed_twice_has_its_last_place(tmp_path):
     tokenizer = bytes_of()
     vocab = tokenizer["model"]["vocab"]
