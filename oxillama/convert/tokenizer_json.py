@@ -98,9 +98,11 @@ def json_keys(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValues
         raise ConvertError(f"{label}: model.merges: found {listed!r:.60}, wanted pairs of tokens")
     # of a pair that is listed twice the library takes the last place
     merges = [*dict.fromkeys(_merge(label, one) for one in reversed(listed))][::-1]
+    pieces = bool(model.get("byte_fallback")) and _is_metaspace(tokenizer)
+    _check_decoder(label, tokenizer, pieces=pieces or family.vocabulary == "gemma4")
     if family.vocabulary == "gemma4":
         return _gemma4(ordered, kinds, merges, folder.json("tokenizer_config.json"))
-    if model.get("byte_fallback") and _is_metaspace(tokenizer):
+    if pieces:
         _check_pieces(label, tokenizer, ordered, kinds)
         return _byte_fallback(label, tokenizer, ordered, kinds, merges)
     keys = ggml(
@@ -301,6 +303,7 @@ def _unigram_json(label: str, tokenizer: dict, size: int) -> tuple[KeyValues, di
     while len(entries) < size:
         entries.append((f"[PAD{len(entries)}]", -10000.0, UNUSED))
     _check_unigram(label, tokenizer)
+    _check_decoder(label, tokenizer, pieces=True)
     maps = [
         one.get("precompiled_charsmap")
         for one in parts_of(tokenizer.get("normalizer"), "normalizers")
@@ -479,6 +482,43 @@ def _byte_fallback(
             merges=([" ".join(pair) for pair in merges], "array[string]"), by_merges=(True, "bool")
         )
     return keys, ids
+
+
+def _check_decoder(label: str, tokenizer: dict, *, pieces: bool) -> None:
+    """ConvertError for a decoder that makes another text of tokens than files do. A file without
+    one leaves that to its reader.
+    """
+    steps = parts_of(tokenizer.get("decoder"), "decoders")
+    known = _piece_decoder if pieces else _byte_decoder
+    for one in steps:
+        if not known(one):
+            wanted = "of SentencePiece's spelling" if pieces else "of bytes (ByteLevel)"
+            raise ConvertError(
+                f"{label}: decoder: found {one!r:.120}, wanted those {wanted}: a file has no place "
+                "for another"
+            )
+    main = ("Replace", "Metaspace") if pieces else ("ByteLevel",)
+    if steps and not any(one.get("type") in main for one in steps):
+        raise ConvertError(
+            f"{label}: decoder: found {steps!r:.120}, wanted {' or '.join(main)} among them"
+        )
+
+
+def _byte_decoder(step: dict) -> bool:
+    return step.get("type") in ("ByteLevel", "Fuse", "ByteFallback")
+
+
+def _piece_decoder(step: dict) -> bool:
+    kind = step.get("type")
+    if kind == "Metaspace":
+        return step.get("replacement", "\u2581") == "\u2581"
+    if kind == "Replace":
+        marks = ({"String": "\u2581"}, {"Regex": "\u2581"})
+        return step.get("pattern") in marks and step.get("content") == " "
+    if kind == "Strip":  # of the space that is put before a text
+        one = step.get("start", 0) in (0, 1) and not step.get("stop")
+        return one and step.get("content", " ") == " "
+    return kind in ("ByteFallback", "Fuse")
 
 
 def _is_scored(texts: set[str], merges: list[tuple[str, str]]) -> bool:

@@ -796,6 +796,47 @@ def test_steps_that_files_do_not_take_are_refused(tmp_path, tokenizer, told):
         bridge_of(tmp_path / "m", "LlamaForCausalLM", size, {}, tokenizer)
 
 
+def decoders(*steps):
+    return {"type": "Sequence", "decoders": [*steps]}
+
+
+SPACED = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+BYTES_BACK = ({"type": "ByteFallback"}, {"type": "Fuse"})
+STRIPPED = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+BYTE_DECODER = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "decoder", "told"),
+    [
+        (True, decoders(SPACED, *BYTES_BACK, STRIPPED), None),
+        (True, decoders(SPACED, *BYTES_BACK), None),
+        (True, decoders(BYTES_BACK[0], metaspace("always")), None),
+        (True, {"type": "Metaspace", "replacement": "_"}, "found .*'replacement': '_'"),
+        (True, decoders({**SPACED, "content": "_"}, *BYTES_BACK), "found .*'content': '_'"),
+        (True, decoders(SPACED, *BYTES_BACK, {**STRIPPED, "start": 2}), "found .*'start': 2"),
+        (True, decoders(*BYTES_BACK), ".*wanted Replace or Metaspace among them"),
+        (True, BYTE_DECODER, "found .*'ByteLevel'"),
+        (False, BYTE_DECODER, None),
+        (False, decoders(BYTE_DECODER, STRIPPED), "found .*'Strip'"),
+        (False, {"type": "BPEDecoder", "suffix": "</w>"}, "found .*'BPEDecoder'"),
+        (False, {"type": "Fuse"}, ".*wanted ByteLevel among them"),
+    ],
+)
+def test_decoders_that_files_do_not_mean_are_refused(tmp_path, pieces, decoder, told):
+    made = pieces_of(normalizer=PREPENDED) if pieces else bytes_of()
+    tokenizer = {**made, "decoder": decoder}
+    size = len(tokenizer["model"]["vocab"]) + 2
+    if told is None:
+        bridge = bridge_of(tmp_path / "m", "LlamaForCausalLM", size, {}, tokenizer)
+        ids = bridge.encode("ab \u00e9a", add_special=False)
+        library = Tokenizer.from_str(json.dumps(tokenizer))
+        assert bridge.decode(ids) == library.decode(ids).removeprefix(" ") == "ab \u00e9a"
+        return
+    with pytest.raises(ConvertError, match=f"decoder: {told}"):
+        bridge_of(tmp_path / "m", "LlamaForCausalLM", size, {}, tokenizer)
+
+
 def test_results_of_a_tokenizer_json_are_not_cut_and_not_filled_up():
     cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     filled = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None,
