@@ -284,6 +284,12 @@ def _unigram_json(label: str, tokenizer: dict, size: int) -> tuple[KeyValues, di
         isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in listed
     ):
         raise ConvertError(f"{label}: model.vocab: wanted a list of token and score")
+    named = {text: at for at, (text, _) in reversed([*enumerate(listed)])}
+    if model.get("byte_fallback") and any(map(_is_byte, named)):
+        raise ConvertError(
+            f"{label}: model.byte_fallback: found true, wanted false: files of unigram models have "
+            "no tokens of bytes"
+        )
     unknown = model.get("unk_id")
     entries = [
         (text, float(score), UNKNOWN if at == unknown else NORMAL)
@@ -293,6 +299,11 @@ def _unigram_json(label: str, tokenizer: dict, size: int) -> tuple[KeyValues, di
         at, text = added.get("id"), added.get("content")
         if not isinstance(at, int) or not isinstance(text, str) or not 0 <= at < size:
             raise ConvertError(f"{label}: added_tokens: found {added!r:.80}")
+        if named.get(text, at) != at:
+            raise ConvertError(
+                f"{label}: added_tokens: {text!r:.40}: found the id {at}, wanted {named[text]}, "
+                "which it has in model.vocab"
+            )
         while len(entries) <= at:
             entries.append((f"[PAD{len(entries)}]", -10000.0, UNUSED))
         if at != unknown:

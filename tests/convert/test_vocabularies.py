@@ -604,6 +604,19 @@ def test_spaces_that_files_of_unigram_models_cannot_say_are_refused(
         bridge_of(tmp_path / "m", "XLMRobertaModel", 9, {}, unigram_of(mapped, steps, cut))
 
 
+def test_bytes_and_second_ids_of_unigram_models_are_refused(tmp_path):
+    tokenizer = unigram_of(False, [], metaspace("always"))
+    tokenizer["model"]["byte_fallback"] = True  # without such tokens it says nothing
+    assert bridge_of(tmp_path / "m", "XLMRobertaModel", 9, {}, tokenizer).encode("a")
+    tokenizer["model"]["vocab"].append(["<0x0A>", -9.0])
+    with pytest.raises(ConvertError, match="model.byte_fallback: found true, wanted false"):
+        bridge_of(tmp_path / "m", "XLMRobertaModel", 10, {}, tokenizer)
+    tokenizer = unigram_of(False, [], metaspace("always"))
+    tokenizer["added_tokens"].append(extra(9, "a"))
+    with pytest.raises(ConvertError, match="'a': found the id 9, wanted 5, which it has"):
+        bridge_of(tmp_path / "m", "XLMRobertaModel", 10, {}, tokenizer)
+
+
 def wordpiece_of(processor=None, **model):
     texts = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "##a", "b", "##b", "c"]
     return {
