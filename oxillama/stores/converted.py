@@ -1,7 +1,8 @@
 """GGUF files made from Hugging Face folders, stored in the cache folder.
 
 A file is named after its folder, the hash of the folder's path, and the hash of the names, sizes
-and times of its content. If a folder was changed, it is converted again and its old file removed.
+and times of its content and of the converter itself. If either was changed, the folder is converted
+again and its old file removed.
 The file of its encoders has `mmproj-` before the same name. A note beside them
 (`NAME.HASH.folder`) says where the folder is, so that the encoders can be made when an image or a
 clip comes.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,6 @@ from oxillama.weights.cache import cache_folder
 
 _CONFIG = "config.json"
 Progress = Callable[[int, int, str], None]
-_VERSION = 5  # of what conversion writes; another one converts anew
 
 
 def is_model_folder(path: str | os.PathLike[str]) -> bool:
@@ -164,13 +165,25 @@ def _hash(text: str) -> str:
 
 
 def _key(source: Path) -> str:
-    """A hash of the names, sizes and times of a folder's content, and of its folders' (pooling,
-    dense layers, chat templates).
+    """A hash of the converter, and of the names, sizes and times of a folder's content, and of its
+    folders' (pooling, dense layers, chat templates). Archives give files times of their own choice:
+    only the inode's change time is set by no program.
     """
-    facts = [str(_VERSION)]
+    facts = [_converter()]
     for path in sorted((*source.glob("*"), *source.glob("*/*"))):
         if path.is_file():
             status = path.stat()
             name = path.relative_to(source).as_posix()
-            facts.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
+            times = f"{status.st_mtime_ns}\0{status.st_ctime_ns}"
+            facts.append(f"{name}\0{status.st_size}\0{times}")
     return _hash("\n".join(facts))[:16]
+
+
+@cache
+def _converter() -> str:
+    """A hash of the sources of conversion: what another version writes may differ."""
+    root, found = Path(__file__).parents[1], blake3()
+    for part in ("convert", "gguf", "tokenizer"):
+        for path in sorted((root / part).rglob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()

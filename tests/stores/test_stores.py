@@ -205,6 +205,18 @@ def test_a_hugging_face_folder_is_converted_once(folder, tmp_path):
     assert second != first and stores.converted_files() == [second]
 
 
+def test_a_folder_is_converted_anew_by_another_converter_and_for_other_bytes(folder, monkeypatch):
+    first = stores.converted_file(folder)
+    config = folder / "config.json"
+    status = config.stat()
+    config.write_bytes(config.read_bytes())  # other bytes of one size could stand here
+    os.utime(config, ns=(status.st_atime_ns, status.st_mtime_ns))
+    second = stores.converted_file(folder)
+    monkeypatch.setattr(stores.converted, "_converter", lambda: "another")
+    third = stores.converted_file(folder)
+    assert len({first, second, third}) == 3 and stores.converted_files() == [third]
+
+
 def test_a_cache_folder_that_cannot_be_made_is_one_line(folder, tmp_path, monkeypatch, capsys):
     cache = tmp_path / "cache"
     cache.write_text("a file")
