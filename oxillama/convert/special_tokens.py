@@ -211,9 +211,9 @@ def _templated(label: str, step: dict, settings: dict, switches: dict[str, bool]
     single, pair = step.get("single") or [], step.get("pair") or []
     texts = [at for at, part in enumerate(single) if named(part) is None]
     if len(texts) != 1 or len(single) - texts[0] > 2:
-        parts = [named(part) or "a text" for part in single]
+        shown = [named(part) or "a text" for part in single]
         raise ConvertError(
-            f"{label}: post_processor: found {parts!r:.120}, wanted a text with tokens before it "
+            f"{label}: post_processor: found {shown!r:.120}, wanted a text with tokens before it "
             "and one after it at most: a file has no place for more"
         )
     lead = [named(part) for part in single[: texts[0]]]
