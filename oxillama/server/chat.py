@@ -26,15 +26,16 @@ from oxillama.server.fields import (
     EXCEPTIONS,
     FINGERPRINT,
     MOST_COMPLETIONS,
-    NOT_OBFUSCATED,
     RESPONSE_FORMAT,
     SESSION,
+    STREAM_OPTIONS,
     TEMPLATE,
     VERBOSITY,
     VLLM_DEFAULTS,
     check_stream_options,
     constrain,
     options_of,
+    streamed_usage,
     too_long,
     top_logprobs_of,
     variables_of,
@@ -58,7 +59,7 @@ from oxillama.server.schema import (
 )
 from oxillama.server.sessions import NamedSession, copy_on_error, truncate_to_common_prefix
 from oxillama.server.tools import TOOL_CHOICE, TOOLS, allowed_tools, tools_of
-from oxillama.server.work import Job, timings_json, usage_of
+from oxillama.server.work import Job, timings_json, usage_of, usage_so_far
 from oxillama.tokenizer import TemplateText, TokenizerBridge
 from oxillama.toolcalls.events import call_id
 from oxillama.toolcalls.formats import HARMONY
@@ -152,7 +153,7 @@ BODY: Schema = obj(
         "max_completion_tokens": integer(1),
         "n": integer(1, MOST_COMPLETIONS),
         "stream": BOOLEAN,
-        "stream_options": obj({"include_usage": BOOLEAN, "include_obfuscation": NOT_OBFUSCATED}),
+        "stream_options": STREAM_OPTIONS,
         "logprobs": BOOLEAN,
         "top_logprobs": integer(0, 20),
         "tools": TOOLS,
@@ -613,7 +614,7 @@ async def _stream(
         "model": adapters.served_as(model, body),
         "system_fingerprint": FINGERPRINT,
     }
-    wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    wants_usage, continuous = streamed_usage(body)
     top, timed = top_logprobs_of(body), bool(body.get("timings_per_token"))
     generated: Counter[int] = Counter()  # tokens of each completion so far
 
@@ -627,14 +628,13 @@ async def _stream(
         made = {**head, "choices": [choice]}
         if wants_usage:
             made["usage"] = None
-        if timed:
+        if timed or continuous:
             request = replies[index].request
-            so_far = {
-                "prompt": request.prompt_tokens,
-                "cached": min(request.cached, request.prompt_tokens),
-                "generated": generated[index],
-            }
-            made["timings"] = timings_json([request], so_far)
+            so_far = usage_so_far(request, generated[index])
+            if timed:
+                made["timings"] = timings_json([request], so_far)
+            if continuous:
+                made["usage"] = usage_json(so_far, replies[index].reasoning_tokens)
         return sse.data(made)
 
     begun: set[int] = set()
@@ -652,7 +652,7 @@ async def _stream(
             if top is not None and event.logprobs and event.kind in ("content", "malformed"):
                 entries = _logprobs(event.logprobs, bridge, top)
             for kind, value in added:
-                if kind == "content" and entries is None and not timed:
+                if kind == "content" and entries is None and not (timed or continuous):
                     frames.append(text.frames(index, (value,)))
                     continue
                 frames.append(chunk(index, _delta(kind, value), None, entries))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -21,10 +22,10 @@ from oxillama.server.fields import (
     EXCEPTIONS,
     FINGERPRINT,
     MOST_COMPLETIONS,
-    NOT_OBFUSCATED,
     PROMPT,
     RESPONSE_FORMAT,
     SESSION,
+    STREAM_OPTIONS,
     VLLM_DEFAULTS,
     SessionPrompt,
     check_stream_options,
@@ -32,6 +33,7 @@ from oxillama.server.fields import (
     encoded,
     options_of,
     prompts_of,
+    streamed_usage,
 )
 from oxillama.server.ids import new_id
 from oxillama.server.infill import infill_ids
@@ -45,7 +47,7 @@ from oxillama.server.schema import (
     integer,
     obj,
 )
-from oxillama.server.work import Job, reason_of, usage_of
+from oxillama.server.work import Job, reason_of, usage_of, usage_so_far
 
 DEFAULT_TOKENS = 16
 AT_ONCE = 64  # prompts of one body that the engine has at once
@@ -62,7 +64,7 @@ BODY: Schema = obj(
         "n": integer(1, MOST_COMPLETIONS),
         "best_of": integer(1, MOST_COMPLETIONS),
         "stream": BOOLEAN,
-        "stream_options": obj({"include_usage": BOOLEAN, "include_obfuscation": NOT_OBFUSCATED}),
+        "stream_options": STREAM_OPTIONS,
         "logprobs": integer(0, 20),
         "echo": BOOLEAN,
         "add_special_tokens": BOOLEAN,
@@ -315,18 +317,20 @@ async def _stream(
         "model": adapters.served_as(model, body),
         "system_fingerprint": FINGERPRINT,
     }
-    wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    wants_usage, so_far = streamed_usage(body)
     wants_logprobs = body.get("logprobs") is not None
     n = asked.options.get("n", 1)
     usages: list[Mapping[str, int]] = []
     turnstile = asyncio.Semaphore(AT_ONCE)
     plain = sse.TextFrames(head, '"text":%s', usage=wants_usage)
 
-    def chunk(index: int, text: str, reason: str | None, logprobs: Any) -> bytes:
+    def chunk(
+        index: int, text: str, reason: str | None, logprobs: Any, usage: Mapping[str, int]
+    ) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         made = {**head, "choices": [choice]}
         if wants_usage:
-            made["usage"] = None
+            made["usage"] = _usage([usage]) if so_far else None
         return sse.data(made)
 
     async def one(at: int, ids: list[int] | None) -> AsyncGenerator[bytes, None]:
@@ -337,30 +341,38 @@ async def _stream(
             lists = [_entries(model, ids, body) if wants_logprobs else None for _ in job.requests]
             echoed: set[int] = set()
             finished: dict[int, Completion] = {}
-            async for came in job.pieces(texts=not wants_logprobs):
+            generated: Counter[int] = Counter()  # tokens of each completion so far
+            as_texts = not (wants_logprobs or so_far)
+            async for came in job.pieces(texts=as_texts):
                 frames = []
                 for index, new in came:
                     number, entries, text = at * n + index, lists[index], ""
+                    request: Any = job.requests[index]
                     echoes = bool(body.get("echo")) and index not in echoed
                     if echoes:
                         echoed.add(index)
                         text = _echo(model, ids)
                         if entries is not None:
                             # all of them are known once it has begun to draw
-                            request: Any = job.requests[index]
                             scores = tuple(request.prompt_logprobs)
                             _add_prompt(entries, ids or [], scores)
                     if isinstance(new, Completion):
                         finished[index] = new
                         logprobs = entries.take() if entries is not None and echoes else None
-                        frames.append(chunk(number, text, reason_of(new), logprobs))
-                    elif entries is None:
+                        usage = usage_of([new])
+                        frames.append(chunk(number, text, reason_of(new), logprobs, usage))
+                    elif as_texts:
                         texts = [text + new[0], *new[1:]]
                         frames.append(plain.frames(number, filter(None, texts)))
                     else:
-                        _add_drawn(entries, new.logprobs)
+                        generated[index] += len(new.tokens)
+                        usage = usage_so_far(request, generated[index])
+                        logprobs = None
+                        if entries is not None:
+                            _add_drawn(entries, new.logprobs)
+                            logprobs = entries.take()
                         if echoes or new.text or new.tokens:
-                            frames.append(chunk(number, text + new.text, None, entries.take()))
+                            frames.append(chunk(number, text + new.text, None, logprobs, usage))
                 yield b"".join(frames)
             usages.append(usage_of([finished[index] for index in sorted(finished)]))
 

@@ -72,6 +72,13 @@ TEMPLATE = {
 MOST_COMPLETIONS = 128
 # no padding hides the sizes of a stream's chunks
 NOT_OBFUSCATED = FALSE
+STREAM_OPTIONS = obj(
+    {
+        "include_usage": BOOLEAN,
+        "include_obfuscation": NOT_OBFUSCATED,
+        "continuous_usage_stats": BOOLEAN,  # vLLM's
+    }
+)
 # a model is as verbose as it is: what the APIs have by default
 VERBOSITY = enum("medium")
 TOKENS = array(integer(0), 1, 1 << 20)
@@ -99,9 +106,19 @@ def options_of(
 
 
 def check_stream_options(body: Mapping[str, Any]) -> None:
-    """A 400 for options of a stream that is not asked for."""
-    if body.get("stream_options") is not None and not body.get("stream"):
+    """A 400 for options of a stream that is not asked for, or of usage that is not."""
+    given = body.get("stream_options")
+    if given is not None and not body.get("stream"):
         raise ApiError(400, "stream_options: found without stream: true", param="stream_options")
+    if given and given.get("continuous_usage_stats") and not given.get("include_usage"):
+        param = "stream_options.continuous_usage_stats"
+        raise ApiError(400, f"{param}: found without include_usage: true, wanted both", param=param)
+
+
+def streamed_usage(body: Mapping[str, Any]) -> tuple[bool, bool]:
+    """(whether a stream ends with its usage, whether every chunk has the usage so far)."""
+    given = body.get("stream_options") or {}
+    return bool(given.get("include_usage")), bool(given.get("continuous_usage_stats"))
 
 
 def top_logprobs_of(body: Mapping[str, Any]) -> int | None:

@@ -46,7 +46,6 @@ _FIELDS = {
     "prompt_embeds": ("prompt", "a prompt is a text or token ids"),
     "return_token_ids": ("temperature", _TOKENS),
     "return_tokens_as_token_ids": ("temperature", _TOKENS),
-    "stream_options.continuous_usage_stats": ("include_usage", "the last chunk has all counts"),
     "structured_outputs._backend": ("json", _ONE_WAY),
     "structured_outputs.disable_additional_properties": (
         "json",

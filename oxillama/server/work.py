@@ -288,6 +288,15 @@ def usage_of(done: Sequence[Completion]) -> dict[str, int]:
     }
 
 
+def usage_so_far(request: Request, generated: int) -> dict[str, int]:
+    """Token counts of a completion that goes on, of which so many tokens are drawn."""
+    return {
+        "prompt": request.prompt_tokens,
+        "cached": min(request.cached, request.prompt_tokens),
+        "generated": generated,
+    }
+
+
 # the members of `timings_json`
 TIMINGS = (
     "cache_n",

@@ -69,6 +69,19 @@ def test_a_stream_has_its_chunks_in_order(server):
     assert joined(chunks) == whole
 
 
+def test_every_chunk_has_the_usage_so_far_where_it_is_asked_for(server):
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, usage, _ = server.chunks(PATH, {**ASK, "n": 2, "stream_options": asked})
+    ends = []
+    for index in range(2):
+        own = [each for each in chunks if each["choices"][0]["index"] == index]
+        counts = [each["usage"]["completion_tokens"] for each in own]
+        assert counts == sorted(counts) and len(set(counts)) > 2
+        assert {each["usage"]["prompt_tokens"] for each in own} == {usage["usage"]["prompt_tokens"]}
+        ends.append(counts[-1])
+    assert sum(ends) == usage["usage"]["completion_tokens"] == 24
+
+
 def test_without_stream_options_no_chunk_has_usage(server):
     chunks = server.chunks(PATH, ASK)[:-1]
     assert all("usage" not in each for each in chunks)
@@ -354,6 +367,10 @@ REFUSED = [
     ({"logprobs": 1}, "logprobs"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+    ),
     ({"stop": ""}, "stop"),
     ({"stop": [1]}, "stop[0]"),
     ({"seed": "x"}, "seed"),
@@ -495,7 +512,6 @@ def test_a_field_with_a_typing_error_is_told_what_was_meant(server):
     [
         (PATH, {"functions": []}, "functions: is not a known field; tools has functions"),
         (PATH, {"return_token_ids": True}, "; /completion gives token ids with return_tokens"),
-        (PATH, {"stream_options": {"continuous_usage_stats": True}}, "; the last chunk has all"),
         (PATH, {"structured_outputs": {"whitespace_pattern": " "}}, "; white space between"),
         (PATH, {"bad_words": ["a"]}, "bad_words: found 1 items, wanted none; banned_tokens takes"),
         (PATH, {"modalities": ["text", "audio"]}, "modalities: found 2 items, wanted 1"),

@@ -67,6 +67,23 @@ def test_a_stream_has_the_same_text(server):
     assert chunks[-2]["choices"] == [] and chunks[-2]["usage"]["completion_tokens"] == 32
 
 
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1}, {"echo": True}])
+def test_every_chunk_has_the_usage_so_far_where_it_is_asked_for(server, more):
+    body = {**ASK, "prompt": ["Once upon a time", "A dog"], **more}
+    whole = [each["text"] for each in server.ok(PATH, body)["choices"]]
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, usage, _ = server.chunks(PATH, {**body, "stream_options": asked})
+    ends = []
+    for index in range(2):
+        own = [each for each in chunks if each["choices"][0]["index"] == index]
+        assert "".join(each["choices"][0]["text"] for each in own) == whole[index]
+        counts = [each["usage"]["completion_tokens"] for each in own]
+        assert counts == sorted(counts) and len(set(counts)) > 2
+        ends.append(own[-1]["usage"])
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert sum(each[name] for each in ends) == usage["usage"][name]
+
+
 def test_logprobs_are_four_lists_of_one_length(server, engine):
     done = engine.generate("Once upon a time", max_tokens=8, seed=3, logprobs=2)
     found = server.ok(PATH, {**ASK, "logprobs": 2})["choices"][0]["logprobs"]
