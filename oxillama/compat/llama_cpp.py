@@ -29,7 +29,7 @@ import numpy as np
 import oxillama
 from oxillama.arguments import checked_ids, spelled, unknown, whole
 from oxillama.chat import TEMPLATE_KEY
-from oxillama.compat import constants, handlers, shapes, types
+from oxillama.compat import constants, facts, handlers, shapes, types
 from oxillama.compat.arguments import (
     COMPLETION,
     HINTS,
@@ -53,6 +53,8 @@ from oxillama.compat.arguments import (
     texts_of,
 )
 from oxillama.compat.constants import *  # noqa: F403 - programs import the numbers from here
+from oxillama.compat.facts import *  # noqa: F403
+from oxillama.compat.facts import __version__ as __version__  # for type checkers
 from oxillama.compat.handlers import *  # noqa: F403
 from oxillama.compat.handlers import MTMDChatHandler
 from oxillama.compat.loading import check_loading, engine_options
@@ -98,11 +100,11 @@ __all__ = [
     "StoppingCriteriaList",
     "install",
 ]
-__all__ += [*constants.__all__, *handlers.__all__, *types.__all__]
+__all__ += [*constants.__all__, *facts.__all__, *handlers.__all__, *types.__all__]
 
 # `from llama_cpp.llama_speculative import ...`: what these modules have stands in this one
 _MODULES = (
-    *("llama", "llama_cache", "llama_chat_format", "llama_grammar"),
+    *("llama", "llama_cache", "llama_chat_format", "llama_cpp", "llama_grammar"),
     *("llama_speculative", "llama_tokenizer", "llama_types"),
 )
 for _name in _MODULES:

@@ -515,6 +515,24 @@ def test_an_encoder_of_the_hub_by_its_name(monkeypatch):
     )
 
 
+def test_the_module_says_what_this_machine_and_build_can_do():
+    assert llama_cpp.__version__.split(".")[:2] == ["0", "3"]
+    assert llama_cpp.llama_supports_gpu_offload() is False
+    assert llama_cpp.llama_supports_mmap() is True
+    assert llama_cpp.llama_supports_rpc() is False
+    assert llama_cpp.llama_max_devices() == 1
+    said = llama_cpp.llama_print_system_info().decode()
+    assert said.startswith(f"CPU : ISA = {oxillama.cpu_info()['isa']} | ")
+    assert all(f" {name.upper()} = 1 |" in said for name in oxillama.cpu_info()["features"])
+    inner = importlib.import_module("oxillama.compat.llama_cpp.llama_cpp")
+    assert inner.llama_supports_gpu_offload is llama_cpp.llama_supports_gpu_offload
+    assert "llama_print_system_info" in llama_cpp.__all__
+    # as it says, memory cannot be locked
+    assert llama_cpp.llama_supports_mlock() is False
+    with pytest.raises(ConfigError, match="^use_mlock"):
+        Llama(MODEL, use_mlock=True)
+
+
 def test_numbers_have_their_names():
     types = {name: value for name, value in vars(constants).items() if name.startswith("GGML_TYPE")}
     named = {f"GGML_TYPE_{kind.name}": kind.id for kind in oxillama.gguf.TENSOR_TYPES}
