@@ -5,6 +5,8 @@ answer unless asked for. With OpenTelemetry's API installed each request is a sp
 from __future__ import annotations
 
 import json
+import os
+import queue
 import sys
 import threading
 import time
@@ -53,6 +55,50 @@ class Log:
         """The line of one request."""
         if self.requests:
             self.event("request", **fields)
+
+
+class BackgroundStream:
+    """Writes to a file descriptor from a thread of its own, so that nobody waits for a reader of
+    the log. What does not fit into the queue is dropped, and the log says how many lines.
+    """
+
+    def __init__(self, descriptor: int, most: int = 4096) -> None:
+        self._descriptor, self._dropped = descriptor, 0
+        self._lines: queue.Queue[str | None] = queue.Queue(most)
+        self._thread = threading.Thread(target=self._run, name="oxillama-log", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        """Queue a line; called by one thread at a time."""
+        try:
+            if self._dropped:
+                told = json.dumps({"event": "log_dropped", "lines": self._dropped}) + "\n"
+                self._lines.put_nowait(told)
+                self._dropped = 0
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._dropped += 1
+
+    def flush(self) -> None:
+        """Nothing: the thread writes line by line."""
+
+    def close(self, seconds: float = 1.0) -> None:
+        """Give what is queued so long to be written."""
+        try:
+            self._lines.put(None, timeout=seconds)
+        except queue.Full:
+            return
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            left = line.encode()
+            try:
+                # not sys.stderr, whose lock a blocked write would hold at the interpreter's end
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+            except OSError:  # nobody reads it, or the disk is full
+                pass
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import uvicorn
 
 from oxillama.errors import ConfigError, EngineError
 from oxillama.server.app import App
-from oxillama.server.logs import Log
+from oxillama.server.logs import BackgroundStream, Log
 from oxillama.server.protocol import protocol_class
 from oxillama.server.settings import ServerConfig
 
@@ -234,6 +234,19 @@ def uvicorn_config(app: App) -> uvicorn.Config:
     )
 
 
+def _in_background() -> Any:
+    """The standard error stream without waiting for its reader; None if it is no file, or if a
+    program has put a stream of its own there.
+    """
+    stderr = sys.__stderr__
+    if stderr is None or sys.stderr is not stderr:
+        return None
+    try:
+        return BackgroundStream(stderr.fileno())
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
 def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
     """Serve until a signal ends it, logging to a stream (stderr); returns the exit code. Raises
     ConfigError if there is no model's file, or the address cannot be listened to, and EngineError
@@ -241,7 +254,8 @@ def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
     """
     if config.model is not None and not Path(config.model).is_file():
         raise ConfigError(f"model: {config.model} is not a file, wanted a GGUF file")
-    log = Log(stream, prompts=config.log_prompts, requests=config.log_requests)
+    background = None if stream is not None else _in_background()
+    log = Log(background or stream, prompts=config.log_prompts, requests=config.log_requests)
     config = fit_connections(config)
     app = App(config, log=log)
     listening = listen(config)
@@ -258,8 +272,12 @@ def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
     _take_messages(log)
     sys.setswitchinterval(_SWITCH)
     gc.freeze()
-    Server(app, started=started).run(sockets=[listening])
-    log.event("stopped")
+    try:
+        Server(app, started=started).run(sockets=[listening])
+        log.event("stopped")
+    finally:
+        if background is not None:
+            background.close()
     if app.state.unusable is not None:
         raise EngineError(f"the model cannot be loaded: {app.state.unusable}")
     if app.state.lost:

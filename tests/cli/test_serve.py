@@ -170,6 +170,21 @@ def test_a_log_that_cannot_be_written_keeps_no_server_from_starting():
             process.kill()
 
 
+@with_signals
+def test_a_log_that_nobody_reads_keeps_no_request_waiting():
+    process, url = start()
+    try:
+        # more lines than a pipe holds (64 KiB); nobody reads them
+        for _ in range(400):
+            assert ask(f"{url}/tokenize", {"content": "Once"})["tokens"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
 def test_a_second_interrupt_ends_the_server_at_once_and_shows_no_stack():
     process, url = start()
     try:
