@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -29,24 +29,32 @@ _SPAN_NAMES = {
 }
 
 
+def _line(name: str, fields: dict[str, Any]) -> str:
+    now = time.time()
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e3):03d}Z"
+    return json.dumps({"time": stamp, "event": name, **fields}, default=str) + "\n"
+
+
 class Log:
     """Writes lines; safe to use from any thread. A stream that is gone is no error."""
 
     def __init__(
-        self, stream: TextIO | None = None, *, prompts: bool = False, requests: bool = True
+        self,
+        stream: TextIO | BackgroundStream | None = None,
+        *,
+        prompts: bool = False,
+        requests: bool = True,
     ) -> None:
         self._stream, self.prompts, self.requests = stream, prompts, requests
         self._lock = threading.Lock()
 
     def event(self, name: str, **fields: Any) -> None:
         """One line."""
-        now = time.time()
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e3):03d}Z"
-        line = json.dumps({"time": stamp, "event": name, **fields}, default=str)
+        line = _line(name, fields)
         try:
             with self._lock:
                 stream = self._stream or sys.stderr
-                stream.write(line + "\n")
+                stream.write(line)
                 stream.flush()
         except (OSError, ValueError):
             pass
@@ -59,40 +67,64 @@ class Log:
 
 class BackgroundStream:
     """Writes to a file descriptor from a thread of its own, so that nobody waits for a reader of
-    the log. What does not fit into the queue is dropped, and the log says how many lines.
+    the log. Lines that would make the queue longer than `most` lines or `most_bytes` bytes are
+    dropped; a line in their place says how many.
     """
 
-    def __init__(self, descriptor: int, most: int = 4096) -> None:
-        self._descriptor, self._dropped = descriptor, 0
-        self._lines: queue.Queue[str | None] = queue.Queue(most)
+    def __init__(self, descriptor: int, most: int = 4096, most_bytes: int = 16 << 20) -> None:
+        self._descriptor, self._most, self._most_bytes = descriptor, most, most_bytes
+        self._lines: deque[bytes] = deque()
+        self._bytes = self._dropped = 0
+        self._closed = False
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="oxillama-log", daemon=True)
         self._thread.start()
 
     def write(self, line: str) -> None:
-        """Queue a line; called by one thread at a time."""
-        try:
-            if self._dropped:
-                told = json.dumps({"event": "log_dropped", "lines": self._dropped}) + "\n"
-                self._lines.put_nowait(told)
-                self._dropped = 0
-            self._lines.put_nowait(line)
-        except queue.Full:
-            self._dropped += 1
+        """Queue a line, or count it as dropped; safe to call from any thread."""
+        given = line.encode()
+        with self._changed:
+            full = len(self._lines) >= self._most or self._bytes + len(given) > self._most_bytes
+            if full and self._lines:
+                self._dropped += 1
+                return
+            self._tell_dropped()
+            self._put(given)
 
     def flush(self) -> None:
         """Nothing: the thread writes line by line."""
 
     def close(self, seconds: float = 1.0) -> None:
         """Give what is queued so long to be written."""
-        try:
-            self._lines.put(None, timeout=seconds)
-        except queue.Full:
-            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
         self._thread.join(seconds)
 
+    def _put(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._bytes += len(line)
+        self._changed.notify()
+
+    def _tell_dropped(self) -> None:
+        if self._dropped:
+            self._put(_line("log_dropped", {"lines": self._dropped}).encode())
+            self._dropped = 0
+
+    def _next(self) -> bytes | None:
+        """The next line; None when the stream is closed and all is written."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines or self._dropped or self._closed)
+            if not self._lines:
+                self._tell_dropped()
+            if not self._lines:
+                return None
+            line = self._lines.popleft()
+            self._bytes -= len(line)
+            return line
+
     def _run(self) -> None:
-        while (line := self._lines.get()) is not None:
-            left = line.encode()
+        while (left := self._next()) is not None:
             try:
                 # not sys.stderr, whose lock a blocked write would hold at the interpreter's end
                 while left:
