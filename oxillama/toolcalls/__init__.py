@@ -2,7 +2,8 @@
 dispatched, and answered.
 
 formats    the notations of model families; the notation that a chat template teaches
-tools      Tool: name, description and parameters; errors in arguments
+tools      Tool: name, description and parameters
+checking   ArgumentChecker: the errors in the arguments of a call
 events     the events of a reply, and ToolCall
 openings   where calls begin in a growing text
 literals   values in the notations of calls

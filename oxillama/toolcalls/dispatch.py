@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from oxillama.arguments import whole
-from oxillama.errors import ConfigError, RoundsExhausted
+from oxillama.errors import ConfigError, GrammarError, RoundsExhausted
+from oxillama.toolcalls.checking import ArgumentChecker
 from oxillama.toolcalls.events import ToolCall, call_id
 from oxillama.toolcalls.tools import (
     Tool,
     arguments_schema,
-    faults,
-    fits,
     hinted,
+    object_schema,
     tool_from_function,
     tool_of,
 )
@@ -96,7 +96,7 @@ class ToolDispatcher:
     def __init__(
         self, functions: Mapping[str, Callable[..., Any]] | Iterable[Callable[..., Any]] = ()
     ) -> None:
-        self._tools: dict[str, tuple[Tool, Callable[..., Any]]] = {}
+        self._tools: dict[str, tuple[Tool, Callable[..., Any], ArgumentChecker]] = {}
         if not isinstance(functions, Iterable):
             raise ConfigError(
                 f"functions: found {type(functions).__name__}, wanted a list of functions, or a "
@@ -123,7 +123,8 @@ class ToolDispatcher:
         parameters: Mapping[str, Any] | type | None = None,
     ) -> Any:
         """Registers a function, also as a decorator with or without parentheses. The schema is
-        given or made from its type hints.
+        given or made from its type hints. Raises ConfigError for what is no tool, and for a schema
+        that arguments cannot be checked against.
         """
         if function is None:
             return lambda function: self.register(
@@ -145,13 +146,17 @@ class ToolDispatcher:
             tool = dataclasses.replace(tool, description=description)
         if tool.name in self._tools:
             raise ConfigError(f"tool {tool.name}: is registered already, wanted another name")
-        self._tools[tool.name] = (tool, function)
+        try:
+            checker = ArgumentChecker(arguments_schema(tool))
+        except GrammarError as error:
+            raise ConfigError(f"tool {tool.name}: {error}") from None
+        self._tools[tool.name] = (tool, function, checker)
         return function
 
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The tools for `chat(tools=...)`."""
-        return [tool.listed() for tool, _ in self._tools.values()]
+        return [tool.listed() for tool, _, _ in self._tools.values()]
 
     def dispatch(self, call: ToolCall) -> ToolResult:
         """Runs a call. A text returned by the function becomes the content unchanged, any other
@@ -200,8 +205,8 @@ class ToolDispatcher:
             names = ", ".join(self._tools) or "none: there are no tools"
             error = f"{call.name}: is not a tool, wanted one of {names}"
             return dict, failed(call, "unknown_tool", error)
-        tool, function = self._tools[call.name]
-        wrong = faults(call.arguments, arguments_schema(tool))
+        _, function, checker = self._tools[call.name]
+        wrong = checker.faults(call.arguments)
         error = f"{call.name}: {'; '.join(wrong)}"
         return function, failed(call, "bad_arguments", error) if wrong else None
 
@@ -288,9 +293,15 @@ def _of_union(kinds: Sequence[Any], value: Any) -> Any:
     wanted = [kind for kind in kinds if kind is not type(None)]
     for kind in wanted:
         with suppress(ValueError):
-            if len(wanted) == 1 or fits(value, kind):
+            if len(wanted) == 1 or _fits(value, kind):
                 return _as(kind, value)
     return value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is one of a type."""
+    schema = object_schema(dataclasses.make_dataclass("Value", [("value", kind)]))
+    return not ArgumentChecker(schema).faults({"value": value})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """`Tool`: a tool's name, description and parameters, in whatever form it was given (as a chat
-message lists it, bare, or as a Python function), and `faults`: the errors in the arguments of a
-call that no grammar constrained.
+message lists it, bare, or as a Python function).
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def tool_of(given: Tool | Mapping[str, Any] | Callable) -> Tool:
         return Tool(
             inside["name"],
             inside.get("description") or "",
-            _object_schema(parameters) if isinstance(parameters, type) else parameters,
+            object_schema(parameters) if isinstance(parameters, type) else parameters,
         )
     if callable(given):
         return tool_from_function(given)
@@ -123,7 +122,7 @@ def tool_from_function(function: Callable, *, name: str | None = None) -> Tool:
         )
         fields.append((parameter.name, hint, default))
     described, about = _described(inspect.getdoc(function) or "")
-    parameters = _object_schema(dataclasses.make_dataclass("Arguments", fields, kw_only=True))
+    parameters = object_schema(dataclasses.make_dataclass("Arguments", fields, kw_only=True))
     parameters["properties"] = {
         key: _with_description(value, hints.get(key), about.get(key))
         for key, value in parameters["properties"].items()
@@ -142,15 +141,8 @@ def hinted(function: Callable) -> Callable:
     return type(function).__call__
 
 
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a JSON value is one of a type."""
-    return not faults(
-        {"value": value}, _object_schema(dataclasses.make_dataclass("Value", [("value", kind)]))
-    )
-
-
-def _object_schema(kind: type) -> dict[str, Any]:
-    """The schema of a dataclass (or of a Pydantic model) with the object itself at its root."""
+def object_schema(kind: type) -> dict[str, Any]:
+    """The JSON Schema of a dataclass (or of a Pydantic model), with the object at its root."""
     schema = dict(schema_of(kind))
     if "$ref" not in schema:
         return schema
@@ -227,189 +219,3 @@ ANNOTATIONS = {
     "definitions",
     "deprecated",
 }
-_TYPES = {"string": str, "boolean": bool, "null": type(None), "object": Mapping, "array": list}
-_MOST = 5  # faults that are named
-_DEEPEST = 64
-_SHALLOW = 8  # a schema that refers to itself is not followed further
-
-
-def faults(
-    value: Any, schema: Any, *, root: Any = None, where: str = "", depth: int = 0
-) -> list[str]:
-    """The errors in arguments, as a few sentences; empty for valid arguments. Judged are the
-    keywords that schemas of functions have, and bounds; `pattern`, `not`, `if` and the like are
-    left to the function.
-    """
-    root = schema if root is None else root
-    if schema is True or schema == {} or depth > _DEEPEST:
-        return []
-    if schema is False:
-        return [f"{where or 'arguments'}: nothing is allowed here"]
-    found: list[str] = []
-    if "$ref" in schema:
-        found += faults(
-            value, _resolved(schema["$ref"], root), root=root, where=where, depth=depth + 1
-        )
-    found += _own(value, schema, where or "arguments")
-    if isinstance(value, Mapping):
-        found += _members(value, schema, root, where, depth)
-    if isinstance(value, list):
-        first, items = schema.get("prefixItems") or (), schema.get("items")
-        items = items if isinstance(items, (Mapping, bool)) else True
-        for at, item in enumerate(value):
-            inner = first[at] if at < len(first) else items
-            found += faults(item, inner, root=root, where=f"{where}[{at}]", depth=depth + 1)
-    for part in schema.get("allOf", ()):
-        found += faults(value, part, root=root, where=where, depth=depth + 1)
-    for keyword in ("anyOf", "oneOf"):
-        parts: list[list[str]] = [
-            faults(value, part, root=root, where=where, depth=depth + 1)
-            for part in schema.get(keyword, ())
-        ]
-        fitting = sum(not part for part in parts)
-        if parts and not fitting:
-            found += sorted(parts, key=len)[0]
-        elif (
-            keyword == "oneOf"
-            and fitting > 1
-            and all(_judged(part, root) for part in schema["oneOf"])
-        ):
-            found.append(
-                f"{where or 'arguments'}: found {_shown(value)}, which fits {fitting} of oneOf, "
-                "wanted one"
-            )
-    return found[:_MOST]
-
-
-# keywords that leave nothing to the function
-_PARTS = ("prefixItems", "allOf", "anyOf", "oneOf")
-_SIZES = ("imum", "Length", "Items", "Properties")
-_JUDGED = (
-    ANNOTATIONS
-    | {"type", "enum", "const", "uniqueItems", "required", "$ref", *_PARTS}
-    | {"properties", "additionalProperties", "items", "exclusiveMinimum", "exclusiveMaximum"}
-    | {f"{side}{size}" for side in ("min", "max") for size in _SIZES}
-)
-
-
-def _judged(schema: Any, root: Any, depth: int = 0) -> bool:
-    """Whether nothing in a schema is left to the function, so that a value without faults fits."""
-    if isinstance(schema, bool):
-        return True
-    if depth > _SHALLOW or not isinstance(schema, Mapping) or not schema.keys() <= _JUDGED:
-        return False
-    inner = [*(schema.get("properties") or {}).values(), schema.get("items", True)]
-    inner.append(schema.get("additionalProperties", True))
-    for keyword in _PARTS:
-        inner += schema.get(keyword) or ()
-    if "$ref" in schema:
-        if not str(schema["$ref"]).startswith("#"):
-            return False
-        inner.append(_resolved(schema["$ref"], root))
-    return all(_judged(each, root, depth + 1) for each in inner)
-
-
-def _own(value: Any, schema: Mapping[str, Any], where: str) -> list[str]:
-    """Errors of the value itself."""
-    kinds = schema.get("type")
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if kinds and not any(_is(value, kind) for kind in kinds):
-        return [f"{where}: found {_shown(value)}, wanted {' or '.join(kinds)}"]
-    if "enum" in schema and not any(_same(value, each) for each in schema["enum"]):
-        return [
-            f"{where}: found {_shown(value)}, wanted one of "
-            f"{', '.join(map(_shown, schema['enum']))}"
-        ]
-    if "const" in schema and not _same(value, schema["const"]):
-        return [f"{where}: found {_shown(value)}, wanted {_shown(schema['const'])}"]
-    out = []
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    size = len(value) if isinstance(value, (str, list, Mapping)) else None
-    listed = "Items" if isinstance(value, list) else "Properties"
-    kind = "Length" if isinstance(value, str) else listed
-    for keyword, measured, fits in (
-        ("minimum", value if number else None, lambda a, b: a >= b),
-        ("maximum", value if number else None, lambda a, b: a <= b),
-        ("exclusiveMinimum", value if number else None, lambda a, b: a > b),
-        ("exclusiveMaximum", value if number else None, lambda a, b: a < b),
-        (f"min{kind}", size, lambda a, b: a >= b),
-        (f"max{kind}", size, lambda a, b: a <= b),
-    ):
-        bound = schema.get(keyword)
-        if (
-            measured is not None
-            and isinstance(bound, (int, float))
-            and not isinstance(bound, bool)
-            and not fits(measured, bound)
-        ):
-            out.append(f"{where}: found {_shown(value)}, {keyword} is {bound}")
-    if schema.get("uniqueItems") is True and isinstance(value, list):
-        texts = {json.dumps(_keyed(item), sort_keys=True) for item in value}
-        if len(texts) < len(value):
-            out.append(f"{where}: found {_shown(value)}, uniqueItems is true")
-    return out
-
-
-def _members(
-    value: Mapping[str, Any], schema: Mapping[str, Any], root: Any, where: str, depth: int
-) -> list[str]:
-    found = [
-        f"{where}.{key}".lstrip(".") + ": is missing"
-        for key in schema.get("required", ())
-        if key not in value
-    ]
-    properties, others = schema.get("properties") or {}, schema.get("additionalProperties", True)
-    if schema.get("patternProperties"):
-        others = True
-    for key, inner in value.items():
-        place = f"{where}.{key}".lstrip(".")
-        if key in properties:
-            found += faults(inner, properties[key], root=root, where=place, depth=depth + 1)
-        elif others is False:
-            found.append(f"{place}: is not a parameter, wanted {', '.join(properties) or 'none'}")
-        else:
-            found += faults(inner, others, root=root, where=place, depth=depth + 1)
-    return found
-
-
-def _resolved(reference: str, root: Any) -> Any:
-    """The schema of a reference inside the root; an unrestricted one for other references."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return True
-    found = root
-    for step in filter(None, reference[1:].split("/")):
-        step = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(step, True) if isinstance(found, Mapping) else True
-    return found
-
-
-def _is(value: Any, kind: str) -> bool:
-    if kind in ("integer", "number"):
-        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        return not isinstance(value, bool) and (
-            whole if kind == "integer" else isinstance(value, (int, float))
-        )
-    return isinstance(value, _TYPES.get(kind, object))
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Equality in JSON, where true is not 1."""
-    return _keyed(a) == _keyed(b)
-
-
-def _keyed(value: Any) -> Any:
-    """What is equal, and spelled alike, for values that are equal in JSON."""
-    if isinstance(value, bool):
-        return (value,)  # no list of keyed values holds a bare boolean
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, (list, tuple)):
-        return [_keyed(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _keyed(item) for key, item in value.items()}
-    return value
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

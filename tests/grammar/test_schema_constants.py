@@ -159,13 +159,13 @@ def test_a_reference_of_which_several_may_be_meant_raises_beside_constants_too()
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
 def test_a_listed_value_is_looked_for_in_the_branches_that_list_it(keyword, monkeypatch):
     asked = []
-    holds = validity.holds
+    holds = validity.Judge.holds
 
-    def counted(document, literal, value, depth=0):
+    def counted(self, literal, value, depth=0):
         asked.append(literal)
-        return holds(document, literal, value, depth)
+        return holds(self, literal, value, depth)
 
-    monkeypatch.setattr(validity, "holds", counted)
+    monkeypatch.setattr(validity.Judge, "holds", counted)
     branches = [{"const": f"w{i}"} for i in range(98)]
     grammar = Grammar.from_json_schema(
         {keyword: [*branches, {"enum": ["w3", "x"]}, {"type": "null"}]}

@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import enum
 import functools
+import math
 import typing
 import uuid
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from oxillama.toolcalls import (
     run_until_answer_async,
     tool_of,
 )
-from oxillama.toolcalls.tools import faults
+from oxillama.toolcalls.checking import ArgumentChecker
 
 
 class Unit(enum.Enum):
@@ -278,6 +279,10 @@ schemas = st.recursive(
             {"minProperties": 1, "maxProperties": 1},
             {"enum": [[True], [1], {"a": 1.0}]},
             False,
+            {"pattern": "^a|bb"},
+            {"multipleOf": 2},
+            {"dependentRequired": {"a": ["b"]}},
+            {"propertyNames": {"enum": ["a", "b"]}},
         ]
     ),
     lambda inner: (
@@ -292,6 +297,12 @@ schemas = st.recursive(
                 "additionalProperties": inner | st.booleans(),
             }
         )
+        | st.fixed_dictionaries({"not": inner})
+        | st.fixed_dictionaries({"if": inner, "then": inner, "else": inner})
+        | st.fixed_dictionaries({"contains": inner}, optional={"maxContains": st.integers(0, 2)})
+        | st.fixed_dictionaries({"patternProperties": st.fixed_dictionaries({"^[ab]": inner})})
+        | st.fixed_dictionaries({"dependentSchemas": st.fixed_dictionaries({"a": inner})})
+        | st.fixed_dictionaries({"allOf": st.lists(inner), "unevaluatedProperties": inner})
         | st.fixed_dictionaries({"anyOf": st.lists(inner, min_size=1, max_size=2)})
         | st.fixed_dictionaries({"oneOf": st.lists(inner, min_size=1, max_size=3)})
         | st.fixed_dictionaries({"allOf": st.lists(inner, min_size=1, max_size=2)})
@@ -319,26 +330,90 @@ def test_an_argument_that_its_hint_does_not_allow_is_a_result(hint, given, fault
     )
 
 
-@pytest.mark.parametrize("keyword", ["$ref", "allOf", "anyOf"])
-def test_a_schema_that_leads_back_to_itself_ends(keyword):
-    back = {"$ref": "#"}
-    schema = back if keyword == "$ref" else {keyword: [back], "type": "integer"}
-    assert faults(1, schema) == []
-    assert bool(faults("x", schema)) == (keyword != "$ref")
+def faults(value, schema):
+    return ArgumentChecker(schema).faults(value)
 
 
 @pytest.mark.parametrize(
-    "part", [{"pattern": "^b"}, {"$ref": "#/$defs/x"}, {"items": {"not": {}}}, {"$ref": "other"}]
+    "parameters, error",
+    [
+        ({"allOf": [{"$ref": "#"}]}, "refers to itself without end"),
+        ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, "refers to itself without end"),
+        ({"properties": {"a": {"$ref": "other"}}}, "'other' is not in this document"),
+        ({"properties": {"a": {"pattern": r"(a)\1"}}}, "back references are not regular"),
+        ({"properties": {"a": {"minLength": "2"}}}, "keyword 'minLength': malformed value '2'"),
+    ],
 )
-def test_a_one_of_is_refused_only_where_nothing_tells_its_parts_apart(part):
-    schema = {"oneOf": [{"type": "string"}, part], "$defs": {"x": {"format": "date"}}}
-    assert faults("a", schema) == []
-    assert faults("a", {"oneOf": [{"type": "string"}, {"maxLength": 1}]}) == [
-        "arguments: found 'a', which fits 2 of oneOf, wanted one"
+def test_a_schema_that_arguments_cannot_be_checked_against_is_refused(parameters, error):
+    with pytest.raises(ConfigError, match=f"tool f: schema.*{error}"):
+        ToolDispatcher().register(lambda **given: given, name="f", parameters=parameters)
+
+
+def test_branches_that_ask_the_same_of_parts_are_not_tried_in_all_combinations():
+    schema = {
+        "anyOf": [
+            {"type": "array", "items": {"$ref": "#"}},
+            {"type": "array", "minItems": 1, "items": {"$ref": "#"}},
+        ]
+    }
+    value: list = ["x"]
+    for _ in range(40):
+        value = [value]
+    place = "[0]" * 41
+    assert faults(value, schema) == [f"{place}: found 'x', wanted array"]
+    assert faults(value[0], {**schema, "anyOf": [*schema["anyOf"], {"const": "x"}]}) == []
+
+
+def test_arguments_too_deep_to_be_checked_are_an_error():
+    value: dict = {}
+    for _ in range(400):
+        value = {"a": value}
+    schema = {"additionalProperties": {"$ref": "#"}}
+    assert faults(value, schema) == ["arguments: nested too deeply to be checked"]
+    assert faults({"a": {"a": {}}}, schema) == []
+
+
+def test_arguments_that_are_no_json_are_an_error():
+    assert faults({"a": math.nan}, {}) == [
+        "arguments: not JSON (Out of range float values are not JSON compliant)"
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize(
+    "schema, value, wanted",
+    [
+        ({"pattern": "^b"}, "a", ["found 'a', pattern is \"^b\""]),
+        ({"multipleOf": 0.1}, 0.35, ["found 0.35, multipleOf is 0.1"]),
+        ({"multipleOf": 0.1}, 0.3, []),
+        ({"format": "date"}, "2026-02-30", []),
+        ({"not": {"const": 1}}, 1, ["found 1, which `not` excludes"]),
+        ({"contains": {"const": 1}}, [2], ["found [2], wanted an item that fits `contains`"]),
+        ({"contains": {}, "maxContains": 1}, [2, 3], ["found [2, 3], maxContains is 1"]),
+        ({"contains": True, "minContains": 2}, [2], ["found [2], minContains is 2"]),
+        ({"if": {"minLength": 2}, "else": {"const": "a"}}, "b", ["found 'b', wanted 'a'"]),
+        ({"oneOf": [{"type": "string"}, {"maxLength": 1}]}, "a", ["found 'a', which fits 2 of"]),
+        ({"oneOf": [{"type": "string"}, {"pattern": "^b"}]}, "a", []),
+        ({"prefixItems": [{}], "items": False}, [1, 2], ["[1]: nothing is allowed here"]),
+        ({"required": ["a", "b"]}, {"b": 1}, ["a: is missing"]),
+        ({"dependentRequired": {"b": ["a"]}}, {"b": 1}, ["a: is missing"]),
+        ({"dependentSchemas": {"b": {"maxProperties": 0}}}, {"b": 1}, ["found {'b': 1}, max"]),
+        ({"patternProperties": {"^b": {"type": "null"}}}, {"b": 1}, ["b: found 1, wanted null"]),
+        ({"propertyNames": {"maxLength": 1}}, {"bb": 1}, ["the name 'bb': found 'bb', max"]),
+        ({"unevaluatedProperties": False}, {"b": 1}, ["b: is not a parameter, wanted none"]),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": False}},
+            {"a": 1},
+            ["a: noth"],
+        ),
+    ],
+)
+def test_every_keyword_is_judged_and_named(schema, value, wanted):
+    found = [each.removeprefix("arguments: ") for each in faults(value, schema)]
+    assert len(found) == len(wanted)
+    assert all(each.startswith(start) for each, start in zip(found, wanted, strict=True))
+
+
+@settings(max_examples=500, deadline=None)
 @given(json_values, schemas)
 def test_faults_are_found_exactly_where_the_standard_finds_them(value, schema):
     assert (not faults(value, schema)) == jsonschema.Draft202012Validator(schema).is_valid(value)
