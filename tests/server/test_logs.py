@@ -29,12 +29,14 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(bounds):
     stream.close(60)
     os.close(writing)
     reader.join()
-    numbers = [each["number"] for each in came if each["event"] == "e"]
-    # what was written first is there, and the rest is counted where it would have been
-    assert numbers == list(range(len(numbers))) and 0 < len(numbers) < 60
-    assert [(each["event"], each["lines"]) for each in came[len(numbers) :]] == [
-        ("log_dropped", 200 - len(numbers))
-    ]
+    # each line is there or counted where it would have been, whenever the writer had its turn
+    number = 0
+    for each in came:
+        if each["event"] == "e":
+            assert each["number"] == number
+        number += each.get("lines", 1)
+    assert number == 200
+    assert 0 < sum(each["event"] == "e" for each in came) < 60
     assert all(each["time"] for each in came)
 
 
