@@ -177,6 +177,50 @@ def test_a_forced_call_follows_its_schema(server, choice):
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+def test_of_the_tools_those_that_a_choice_allows_are_called(server):
+    def allowed(mode, *names):
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+    body = {
+        "messages": HI,
+        "tools": [TOOL, OTHER],
+        "max_tokens": 300,
+        "seed": 1,
+        "parallel_tool_calls": False,
+    }
+    prompts = set()
+    for names in (["clock"], ["weather"], ["clock", "clock"]):
+        made = server.ok(PATH, {**body, "tool_choice": allowed("required", *names)})
+        (call,) = made["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == names[0]
+        prompts.add(made["usage"]["prompt_tokens"])
+        items = server.ok(
+            "/v1/responses",
+            {
+                "input": HI,
+                "tools": [{"type": "function", **each["function"]} for each in (TOOL, OTHER)],
+                "max_output_tokens": 300,
+                "seed": 1,
+                "parallel_tool_calls": False,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "required",
+                    "tools": [{"type": "function", "name": name} for name in names],
+                },
+            },
+        )["output"]
+        assert [each["name"] for each in items] == names[:1]
+    # the prompt has all of them: it stays the same from turn to turn
+    made = server.ok(PATH, {**body, "tool_choice": "auto"})
+    assert prompts == {made["usage"]["prompt_tokens"]}
+    may = server.ok(PATH, {**body, "tool_choice": allowed("auto", "clock")})
+    assert may["choices"][0]["message"] == made["choices"][0]["message"]
+    assert may["choices"][0]["message"]["content"]
+    error = server.refused(PATH, {**body, "tool_choice": allowed("auto", "clock", "f")})
+    assert error["param"] == "tool_choice"
+
+
 def test_a_call_is_usable_when_its_arguments_are_whole():
     reply = CollectedReply(None, None)
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from oxillama.server.completions import AT_ONCE
+
 PATH = "/v1/completions"
 ASK = {"prompt": "Once upon a time", "max_tokens": 8, "seed": 3}
 
@@ -158,9 +160,18 @@ def test_a_grammar_holds(server):
         ({"logprobs": True}, "logprobs"),
         ({"echo": "yes"}, "echo"),
         ({"suffix": "the end"}, "suffix"),
+        ({"suffix": "the end", "prompt": [5]}, "suffix"),
+        ({"suffix": "the end", "echo": True}, "echo"),
+        ({"prompt": "", "add_special_tokens": False}, "prompt"),
+        ({"prompt": ["a", ""], "add_special_tokens": False}, "prompt[1]"),
         ({"echo": True, "truncate_prompt": True}, "echo"),
         ({"messages": []}, "messages"),
         ({"session": "s", "n": 2}, "n"),
+        ({"session": "s", "suffix": "the end"}, "suffix"),
+        ({"session": "s", "best_of": 1}, "best_of"),
+        ({"session": "s", "echo": True}, "echo"),
+        ({"session": "s", "prompt": ["a", "b"]}, "prompt"),
+        ({"session": "s", "prompt": None}, "prompt"),
         ({"lora": [{"id": 1}]}, "lora"),
         ({"json_schema": {"type": "x"}}, "json_schema"),
         ({"grammar": "root ::= ("}, "grammar"),
@@ -184,3 +195,12 @@ def test_a_prompt_that_is_too_long_says_so(server):
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
     error = server.refused(PATH, {"prompt": ["a", [5] * 2000]})
     assert error["param"] == "prompt[1]"
+
+
+def test_a_prompt_that_is_refused_ends_the_stream_of_all(server):
+    # the last has its turn when one of the others has ended
+    prompts = ["a"] * AT_ONCE + [[5] * 2000]
+    *_, failed, done = server.chunks(PATH, {"prompt": prompts, "max_tokens": 1})
+    error = failed["error"]
+    assert (error["param"], error["code"]) == (f"prompt[{AT_ONCE}]", "context_length_exceeded")
+    assert done == "[DONE]"
