@@ -506,6 +506,15 @@ def test_a_prompt_that_is_too_long_says_so(server, size):
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
+def test_a_refusal_that_goes_back_is_the_text_of_its_message(server):
+    part = [{"type": "refusal", "refusal": "no"}]
+    prompts = [
+        server.ok("/apply-template", {"messages": [*HI, {"role": "assistant", **said}, *HI]})
+        for said in ({"content": "no"}, {"refusal": "no"}, {"content": part})
+    ]
+    assert prompts[0] == prompts[1] == prompts[2]
+
+
 @pytest.mark.parametrize(
     ("said", "name"),
     [

@@ -31,6 +31,19 @@ def test_the_prompt_is_prefix_suffix_middle(filling, engine):
     assert extra[1:-5] == text(engine, "\n\n--- f ---\n\n") + text(engine, "t")
 
 
+def test_other_files_stand_after_the_separators_of_the_vocabulary(filling, engine, monkeypatch):
+    (model,) = filling.app.state.models.loaded()
+    repository, separator = 7, 8  # as if the vocabulary had Qwen's
+    named = {"<|repo_name|>": repository, "<|file_sep|>": separator}
+    monkeypatch.setattr(type(model.bridge), "token_to_id", lambda self, text: named.get(text))
+    files = [{"filename": "f.py", "text": "t"}, {"text": "u"}]
+    lead = [repository, *text(engine, "repository\n"), separator, *text(engine, "f.py\n")]
+    lead += [*text(engine, "t"), separator, *text(engine, "file\n"), *text(engine, "u")]
+    lead += [separator, *text(engine, "filename\n")]
+    wanted = [BEGIN, *lead, PRE, *text(engine, "a"), SUF, *text(engine, "b"), MID]
+    assert infill_ids(model, "a", "b", extra=files) == wanted
+
+
 def test_clients_are_told_that_it_fills_in(filling):
     assert fim_words(["a", "<PRE>", "<MID>", "<SUF>"]) == ("<PRE>", "<SUF>", "<MID>")
     assert fim_words(["<PRE>", "<MID>", "<fim_suffix>"]) is None

@@ -274,6 +274,7 @@ def test_a_slot_is_saved_and_restored(server):
         (PATH, {"prompt": "a", "id_slot": 32}, "id_slot", 400),
         (PATH, {"prompt": "a", "t_max_predict_ms": 5}, "t_max_predict_ms", 400),
         (PATH, {"prompt": "a", "lora": [{"id": 0, "scale": 1}]}, "lora[0].id", 400),
+        (PATH, {"prompt": "a", "post_sampling_probs": True}, "post_sampling_probs", 400),
         (PATH, {"prompt": "a", "nonsense": 1}, "nonsense", 400),
         (PATH, {"prompt": ["a", "b"], "stream": True}, "stream", 400),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix", 400),
@@ -301,6 +302,11 @@ def test_a_slot_is_saved_and_restored(server):
 )
 def test_what_cannot_be_honoured_is_named(server, path, body, param, status):
     assert server.refused(path, body, status)["param"] == param
+
+
+def test_a_prompt_that_is_too_long_is_told_as_llama_server_does(server):
+    error = server.refused(PATH, {"prompt": [5] * 2000})
+    assert (error["code"], error["type"]) == (400, "exceed_context_size_error")
 
 
 def test_adapters_are_listed(server):

@@ -20,6 +20,19 @@ def test_scores_are_those_of_the_engine(cases):
                 (one.index, one.score) for one in wanted[:2]
             ]
             assert found.json()["usage"]["prompt_tokens"] > len(TEXTS)
+            assert [each["document"] for each in results] == [
+                {"text": TEXTS[one.index]} for one in wanted[:2]
+            ]
+        body = {"query": QUERY, "documents": TEXTS, "return_documents": False}
+        bare = [{"index": one.index, "relevance_score": one.score} for one in wanted]
+        assert server.client.post("/rerank", json=body).json()["results"] == bare
+        # the form of Text Embeddings Inference
+        body = {"query": QUERY, "texts": TEXTS}
+        plain = [{"index": one.index, "score": one.score} for one in wanted]
+        assert server.client.post("/rerank", json=body).json() == plain
+        texts = [{**each, "text": TEXTS[each["index"]]} for each in plain]
+        answer = server.client.post("/rerank", json={**body, "return_text": True})
+        assert answer.json() == texts
         found = server.client.post("/v1/score", json={"text_1": QUERY, "text_2": TEXTS})
         assert [each["score"] for each in found.json()["data"]] == pairs
         long = server.client.post("/rerank", json={"query": QUERY, "documents": ["cat " * 9000]})
