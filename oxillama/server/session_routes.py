@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.responses import Response
 
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import MESSAGES
-from oxillama.server.errors import ApiError
 from oxillama.server.schema import NAME, Schema, obj
-from oxillama.server.sessions import NAME_PATTERN, checked_name, missing
+from oxillama.server.sessions import NAME_PATTERN, checked_name, exists, missing
 
 EMPTY_BODY: Schema = obj({})
 CREATE_BODY: Schema = obj({"model": NAME, "messages": MESSAGES})
@@ -36,18 +33,11 @@ async def about(call: Call) -> Response:
 async def create(call: Call) -> Response:
     """POST /v1/sessions/{name}"""
     name, sessions = _name(call), call.state.sessions
-    if await call.offload(sessions.model_of, name) is not None:
-        raise ApiError(
-            409, f"session {name}: exists, wanted a new name", param="name", code="exists"
-        )
+    if await call.offload(sessions.knows, name):
+        raise exists(name, param="name")  # before a model is loaded for it
     async with call.model(call.body.get("model")) as model:
-
-        def make() -> dict[str, Any]:
-            named = sessions.get(name, model, create=True)
-            named.messages = call.body.get("messages")
-            return named.info()
-
-        return json_response(await call.offload(make))
+        made = await call.offload(sessions.create, name, model, call.body.get("messages"))
+        return json_response(made.info())
 
 
 async def delete(call: Call) -> Response:
@@ -77,9 +67,10 @@ async def restore(call: Call) -> Response:
 async def fork(call: Call) -> Response:
     """POST /v1/sessions/{name}/fork"""
     name, sessions = _name(call), call.state.sessions
-    wanted = await call.offload(sessions.model_of, name)
-    if wanted is None:
+    if not await call.offload(sessions.knows, name):
         raise missing(name)
+    # a snapshot of another writer may name none
+    wanted = await call.offload(sessions.model_of, name)
     async with call.model(wanted) as model:
         made = await call.offload(sessions.fork, name, call.body["to"], model)
         return json_response(made.info())

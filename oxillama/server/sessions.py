@@ -242,6 +242,17 @@ class Sessions:
             named.used_at = time.monotonic()
             return named
 
+    def create(
+        self, name: str, model: ServedModel, messages: list[dict] | None = None
+    ) -> NamedSession:
+        """A new session; 409 if there is one of that name."""
+        with self._lock:
+            if self.knows(name):
+                raise exists(name, param="name")
+            named = self.get(name, model, create=True)
+            named.messages = messages
+            return named
+
     @contextmanager
     def held(self, name: str, model: ServedModel, *, lora: Any = None) -> Iterator[NamedSession]:
         """A context manager: the session of a request, made new if there is none of that name. If
@@ -338,9 +349,7 @@ class Sessions:
         checked_name(to, param="to")
         with self._lock:
             if to in self._named or self.on_disk(to):
-                raise ApiError(
-                    409, f"session {to}: exists, wanted a new name", param="to", code="exists"
-                )
+                raise exists(to, param="to")
             named = self.get(name, model)
             try:
                 copy = named.session.fork()
@@ -495,6 +504,10 @@ def _noted(found: EngineSnapshot | None) -> tuple[str | None, list[dict] | None]
         model if isinstance(model, str) else None,
         messages if isinstance(messages, list) else None,
     )
+
+
+def exists(name: str, *, param: str) -> ApiError:
+    return ApiError(409, f"session {name}: exists, wanted a new name", param=param, code="exists")
 
 
 def missing(name: str) -> ApiError:

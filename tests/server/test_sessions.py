@@ -9,6 +9,7 @@ import pytest
 from oxillama.errors import ConfigError
 from oxillama.server import ServerConfig, chat, create_app
 from oxillama.server.errors import ApiError
+from oxillama.server.models import ModelRegistry
 from oxillama.snapshot.session import EngineSnapshot, Snapshots
 from tests.server.conftest import asking
 
@@ -216,6 +217,9 @@ def test_a_snapshot_of_another_writer_is_a_session_without_messages(tmp_path, no
         server.ok(PATH, {**BEGIN, "session": "own"})
         session = server.app.state.sessions.named("own").session
         session.owner.require_snapshots().to_file(session, tmp_path / "other.session", note=note)
+        assert server.refused("/v1/sessions/other", {}, 409)["code"] == "exists"
+        assert server.get("/v1/sessions/other").json()["loaded"] is False
+        assert server.ok("/v1/sessions/other/fork", {"to": "copy"})["tokens"] == len(session)
         found = server.ok("/v1/sessions/other/restore", {})
         assert found["messages"] is None and found["tokens"] == len(session)
         go_on = {**GO_ON, "temperature": 0}
@@ -230,14 +234,55 @@ def test_sessions_are_made_listed_saved_and_deleted(tmp_path):
         assert server.refused("/v1/sessions/x/fork", {"to": "x"}, 409)["param"] == "to"
         assert server.refused(PATH, {"session": "x"})["param"] == "prompt"
         server.ok(PATH, {**BEGIN, "session": "x"})
-        assert server.ok("/v1/sessions/x/save", {})["saved"] is True
+        saved = server.ok("/v1/sessions/x/save", {})
+        assert saved["saved"] is True
         assert sorted(path.name for path in tmp_path.iterdir()) == ["x.session"]
+        assert saved["bytes"] == (tmp_path / "x.session").stat().st_size
         deleted = server.client.delete("/v1/sessions/x").json()
         assert deleted == {"name": "x", "object": "session", "deleted": True}
         assert list(tmp_path.iterdir()) == []
         assert server.get("/v1/sessions/x").status_code == 404
         for action in ("save", "restore"):
             assert server.refused(f"/v1/sessions/x/{action}", {}, 404)["param"] == "session"
+
+
+def test_a_session_that_comes_while_one_of_its_name_is_made_is_kept(monkeypatch):
+    """The model may be loaded in between, which takes long."""
+    talk, take = [{"role": "user", "content": "Hi"}], ModelRegistry.take
+    with asking() as server:
+        held = server.app.state.sessions
+
+        def late(self, name):
+            model = take(self, name)
+            held.get("a", model, create=True).messages = talk
+            return model
+
+        monkeypatch.setattr(ModelRegistry, "take", late)
+        error = server.refused("/v1/sessions/a", {}, 409)
+        assert (error["code"], error["param"]) == ("exists", "name")
+        assert server.get("/v1/sessions/a").json()["messages"] == talk
+
+
+def test_a_session_on_which_a_request_runs_stays(tmp_path):
+    body = {"session": "a", "prompt": "Once", "max_tokens": 900, "ignore_eos": True}
+    with asking(sessions_dir=tmp_path) as server:
+        held, ended = server.app.state.sessions, []
+        (model,) = server.app.state.models.loaded()
+        worker = threading.Thread(target=lambda: ended.append(server.ok(PATH, body)))
+        worker.start()
+        while not any(job.generated for job in server.app.state.active):
+            assert worker.is_alive()
+        with model.engine.raw_loop():  # no step runs while it is open
+            answer = server.client.delete("/v1/sessions/a")
+            with pytest.raises(ApiError, match="a request is running on it"):
+                held.save_and_release("a")
+            held.save_and_release_all(model)
+            (busy,) = server.get("/v1/sessions").json()["data"]
+        worker.join()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "session_busy")
+        assert (busy["name"], busy["busy"], busy["loaded"]) == ("a", True, True)
+        found = server.get("/v1/sessions/a").json()
+        assert (found["busy"], found["tokens"]) == (False, ended[0]["usage"]["total_tokens"])
 
 
 def test_a_request_that_is_refused_leaves_its_session_as_it_was(server):
