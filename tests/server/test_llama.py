@@ -116,6 +116,22 @@ def test_what_stopped_it_is_told(server):
     assert server.ok(PATH, {**ASK, "n_predict": 0})["content"] == ""
 
 
+@pytest.mark.parametrize(
+    "more, truncated",
+    [
+        ({"prompt": [5] * 1020}, True),  # the context is full before its limit, which it has not
+        ({"prompt": [5] * 1020, "n_predict": 5}, True),
+        ({"prompt": [5] * 1020, "n_predict": 4}, False),
+        ({"prompt": [5] * 2000, "n_predict": 3, "truncate_prompt": True}, True),
+        ({"prompt": [5] * 1000, "n_predict": 60, "context_shift": True}, True),
+        ({"n_predict": 40, "grammar": 'root ::= "a"', "ignore_eos": False}, False),
+    ],
+)
+def test_an_answer_is_truncated_where_the_context_took_something_away(server, more, truncated):
+    made = server.ok(PATH, {"prompt": "Once", "ignore_eos": True, **more})
+    assert made["truncated"] is truncated
+
+
 def test_a_stream_ends_with_stop_true_and_no_done(server):
     chunks = server.chunks(PATH, ASK)
     assert all(each["stop"] is False for each in chunks[:-1])

@@ -14,6 +14,7 @@ import pytest
 
 from oxillama.embedded import embedded_path
 from oxillama.errors import ModelError
+from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.gguf.source import Shard
 from oxillama.server import ServerConfig
 from oxillama.server.models import ModelRegistry, unusable
@@ -54,6 +55,30 @@ def test_models_of_a_folder_load_on_first_use(folder):
         assert server.refused(PATH, {**body, "model": "../one"}, 404)["param"] == "model"
         shutil.copy(folder / "one.gguf", folder / "three.gguf")
         assert server.ok(PATH, {**body, "model": "three.gguf"})["model"] == "three"
+
+
+def test_a_set_of_shards_in_a_folder_is_one_model(folder):
+    with GgufReader(embedded_path()) as whole:
+        for number in (1, 2):
+            path = folder / f"set-{number:05d}-of-00002.gguf"
+            with GgufWriter(path, whole.metadata["general.architecture"], part=True) as part:
+                part.add("split.no", number - 1, "uint16")
+                part.add("split.count", 2, "uint16")
+                part.add("split.tensors.count", len(whole.tensors), "int32")
+                for key, value in whole.metadata.items():
+                    if number == 1 and key != "general.architecture":
+                        part.add(key, value)
+                infos = list(whole.tensors.values())[number - 1 :: 2]
+                for info in infos:
+                    part.declare(info.name, info.type_name, info.shape)
+                for info in infos:
+                    part.write(info.name, whole.data(info.name))
+    with asking(models_dir=folder) as server:
+        names = [each["id"] for each in server.get("/v1/models").json()["data"]]
+        assert names == ["one", "set", "two"]
+        body = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
+        answers = [server.ok(PATH, {**body, "model": name})["choices"] for name in ("set", "one")]
+        assert answers[0] == answers[1]
 
 
 def test_a_slot_is_of_the_model_that_is_named(folder, tmp_path):
