@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 import oxillama
 from oxillama.errors import ConfigError
 from oxillama.server import ServerConfig, create_app
+from oxillama.server.completions import AT_ONCE
 from oxillama.server.errors import ApiError, from_engine
 from oxillama.server.routes import ROUTES
 from oxillama.server.work import Job
@@ -101,13 +102,14 @@ def test_a_key_has_as_many_requests_as_it_may(locked):
     assert served.status_code == 200
 
 
-def test_the_prompts_of_one_request_are_one_request_of_its_key():
+@pytest.mark.parametrize("count", [4, AT_ONCE + 2])
+def test_the_prompts_of_one_request_are_one_request_of_its_key(count):
     with asking(api_keys=("one",), per_key=1, max_queue=1) as server:
-        body = {"prompt": ["a", "b", "c", "d"], "max_tokens": 2, "temperature": 0}
+        body = {"prompt": ["a"] * count, "max_tokens": 2, "temperature": 0}
         headers = {"authorization": "Bearer one"}
         answer = server.post("/v1/completions", body, headers=headers)
         assert answer.status_code == 200, answer.text
-        assert len(answer.json()["choices"]) == 4
+        assert len(answer.json()["choices"]) == count
         assert not server.app.state.by_key
 
 
@@ -296,6 +298,8 @@ def test_a_request_is_one_line_without_its_text(server):
     )
     assert (line["completion_tokens"], line["finish_reason"]) == (4, "length")
     assert line["prompt_tokens"] > 5 and line["ms"] > 0 and line["model"] == "oxillama-embedded"
+    parts = [line[f"{part}_ms"] for part in ("queue", "prefill", "decode")]
+    assert min(parts) >= 0 and line["ms"] > sum(parts) > 0
     assert "story" not in str(line)
 
 

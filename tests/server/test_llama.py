@@ -356,6 +356,10 @@ def test_a_chat_tells_its_times_where_that_is_asked_for(server, n):
     assert found["predicted_n"] == usage["completion_tokens"]
     assert found["cache_n"] + found["prompt_n"] == usage["prompt_tokens"]
     assert found["predicted_ms"] > 0
+    for part in ("prompt", "predicted"):
+        count, ms = found[f"{part}_n"], found[f"{part}_ms"]
+        assert found[f"{part}_per_token_ms"] == (ms / count if count else 0)
+        assert found[f"{part}_per_second"] == (count / ms * 1e3 if ms else 0)
     chunks = server.chunks(path, body)[:-1]
     own = {}
     for each in chunks:
