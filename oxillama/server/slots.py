@@ -39,6 +39,7 @@ async def slots(call: Call) -> Response:
 def _entry(at: int, job: RunningJob | None, context: int) -> dict[str, Any]:
     """A slot, and what runs in it."""
     most = job.params.get("max_tokens") if job else None
+    generated = job.generated if job else 0  # once: it grows meanwhile
     entry: dict[str, Any] = {
         "id": at,
         "id_task": job.id if job else -1,
@@ -50,8 +51,8 @@ def _entry(at: int, job: RunningJob | None, context: int) -> dict[str, Any]:
             {
                 "has_next_token": job is not None,
                 "has_new_line": False,
-                "n_remain": -1 if job is None or most is None else most - job.generated,
-                "n_decoded": job.generated if job else 0,
+                "n_remain": -1 if most is None else most - generated,
+                "n_decoded": generated,
             }
         ],
     }

@@ -136,6 +136,11 @@ def test_a_full_queue_is_refused_with_retry_after():
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert answer.json()["error"]["code"] == "queue_full"
     assert sum(each["is_processing"] for each in slots) == 2
+    for each in slots:
+        (token,) = each["next_token"]
+        busy = each["is_processing"]
+        assert token["has_next_token"] is busy
+        assert token["n_remain"] == (900 - token["n_decoded"] if busy else -1)
     assert 'vllm:num_requests_running{model_name="oxillama-embedded"} 1' in metrics
     assert 'vllm:num_requests_waiting{model_name="oxillama-embedded"} 1' in metrics
     assert health["requests"] == 2

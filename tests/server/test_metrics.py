@@ -3,6 +3,7 @@
 import re
 
 from oxillama.engine.scheduler import SchedulerConfig
+from oxillama.server.metrics import ModelMetrics, exposition
 from tests.server.conftest import asking
 
 LABEL = 'model_name="oxillama-embedded"'
@@ -102,6 +103,52 @@ def test_requests_are_counted_by_route_and_status():
         ("/v1/models/{model:path}", "404"): 1,
         ("none", "404"): 2,  # whatever the path: there is no end of those
     }
+
+
+def test_the_times_of_requests_add_up():
+    counts = ModelMetrics()
+    for generated in (5, 1, 0):
+        counts.observe(
+            reason="stop",
+            prompt=7,
+            cached=3,
+            generated=generated,
+            queue=1.0,
+            prefill=2.0,
+            decode=4.0,
+            e2e=8.0,
+        )
+    gauges = {"oxillama_server_sessions": ("gauge", "Named sessions in memory.", 6)}
+    text = exposition([("m", counts, None, None)], gauges, {})
+    assert value(text, "oxillama_server_sessions") == 6
+    label = '{model="m"}'
+    assert value(text, f"llamacpp:prompt_seconds_total{label}") == 6
+    assert value(text, f"llamacpp:tokens_predicted_seconds_total{label}") == 12
+    found = {}
+    for name in (
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+    ):
+        found[name] = [
+            value(text, f'vllm:{name}_{part}{{model_name="m"}}') for part in ("count", "sum")
+        ]
+    # what has no token has no first one, and one token has none between
+    assert list(found.values()) == [
+        [2, 6],
+        [1, 1],
+        [3, 24],
+        [3, 3],
+        [2, 4],
+        [2, 8],
+        [3, 21],
+        [3, 6],
+    ]
 
 
 def test_a_request_whose_time_is_over_is_counted_as_its_answer_says(server):

@@ -15,6 +15,7 @@ from tests.server.conftest import Compared
         (b'{"a": "[[[["}', {"a": "[[[["}),
         (b'{"a": [[[1]]]}', {"a": [[[1]]]}),
         (b'{"a": "\\"[[[[["}', {"a": '"[[[[['}),
+        (b'{"a": [[[1]], {}, [], [2], [{}]]}', {"a": [[[1]], {}, [], [2], [{}]]}),
     ],
 )
 def test_json_is_read(data, value):
@@ -41,6 +42,7 @@ def test_json_is_read(data, value):
         (b"[" * 100_000, "deeper"),
         (b'{"a":' * 100_000, "deeper"),
         (b'{"a": [[[[1]]]]}', "deeper"),
+        (b'{"a": [[[]], {}, [[[1]]]]}', "deeper"),
         (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
     ],
 )
