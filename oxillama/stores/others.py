@@ -29,6 +29,11 @@ def _home() -> Path | None:
         return None
 
 
+def _is_name(part: str) -> bool:
+    """Whether a part of a model's name is the name of a folder within one of a store."""
+    return bool(_PART.match(part) and part.strip("."))
+
+
 def _ollama_folders() -> list[Path]:
     """The folders of Ollama's models: OLLAMA_MODELS, otherwise the user's and the service's
     folders.
@@ -50,7 +55,7 @@ def ollama_file(name: str) -> Path | None:
     """
     base, _, tag = name.partition(":")
     parts = base.split("/")
-    if len(parts) > 3 or not all(_PART.match(part) for part in (*parts, tag or "latest")):
+    if len(parts) > 3 or not all(map(_is_name, (*parts, tag or "latest"))):
         return None
     where = [_REGISTRY, _LIBRARY][: 3 - len(parts)] if len(parts) < 3 else []
     for folder in _ollama_folders():
@@ -161,7 +166,7 @@ def lm_studio_file(repo: str, file: Any = None) -> Path | None:
     none.
     """
     parts = repo.split("/")
-    if len(parts) != 2 or not all(_PART.match(part) and part.strip(".") for part in parts):
+    if len(parts) != 2 or not all(map(_is_name, parts)):
         return None
     for folder in _lm_studio_folders():
         place = folder.joinpath(*parts)

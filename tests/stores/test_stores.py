@@ -22,7 +22,7 @@ import oxillama
 from oxillama import SpeculativeConfig, SpeculativeEngine, stores
 from oxillama.cli import main
 from oxillama.errors import ConfigError, GgufError, GgufNotFound
-from oxillama.stores.hub import choose, matching_encoder
+from oxillama.stores.hub import choose, fetch_encoder, matching_encoder
 
 QUANTS = [f"m-{kind}.gguf" for kind in ("Q2_K", "Q4_K_M", "Q4_K_S", "Q8_0")]
 
@@ -217,6 +217,28 @@ def test_a_folder_is_converted_anew_by_another_converter_and_for_other_bytes(fol
     assert len({first, second, third}) == 3 and stores.converted_files() == [third]
 
 
+def test_another_converter_is_one_of_other_sources(tmp_path, monkeypatch):
+    source = tmp_path / "oxillama/gguf/writer.py"
+    for path in (source, tmp_path / "oxillama/stores/converted.py"):
+        path.parent.mkdir(parents=True)
+        path.write_text("first")
+    monkeypatch.setattr(stores.converted, "__file__", str(path))
+    converter = stores.converted._converter.__wrapped__
+    first = converter()
+    path.write_text("other")
+    assert converter() == first
+    source.write_text("other")
+    assert converter() != first
+
+
+def test_a_converted_encoder_which_has_no_note_is_removed(tmp_path):
+    path = tmp_path / "cache/oxillama/converted/mmproj-m.0.1.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"1234")
+    assert stores.converted.remove_converted(path.name) == 4
+    assert not path.exists() and stores.converted.remove_converted(path.name) is None
+
+
 def test_a_cache_folder_that_cannot_be_made_is_one_line(folder, tmp_path, monkeypatch, capsys):
     cache = tmp_path / "cache"
     cache.write_text("a file")
@@ -315,6 +337,18 @@ def test_the_encoder_beside_a_model_is_fetched_where_images_may_come(hub, monkey
             oxillama.load("owner/name", file=file, num_threads=1, **options).close()
             assert len(hub.fetched) == 1 + fetched, options
             hub.fetched.clear()
+
+
+def test_the_encoder_of_a_repository_is_fetched_by_its_name(hub, monkeypatch):
+    hub.files["owner/name"] = [*QUANTS, "mmproj-m-F16.gguf", "mmproj-m-Q8_0.gguf"]
+    assert stores.located_encoder("owner/name").name == "mmproj-m-F16.gguf"
+    assert fetch_encoder("owner/name", "Q8_0").name == "mmproj-m-Q8_0.gguf"
+    assert hub.fetched == ["mmproj-m-F16.gguf", "mmproj-m-Q8_0.gguf"]
+    with pytest.raises(GgufNotFound, match="owner/name: no file for 'BF16', it has mmproj-m-F16"):
+        fetch_encoder("owner/name", "BF16")
+    hub.files["owner/name"] = QUANTS
+    with pytest.raises(GgufNotFound, match="owner/name: found no GGUF file of an image encoder"):
+        stores.located_encoder("owner/name")
 
 
 def test_nothing_is_guessed_among_files():
@@ -436,6 +470,61 @@ def test_a_name_never_leads_out_of_a_store(home, name):
     ollama(home)
     with pytest.raises((GgufNotFound, ConfigError, GgufError)):
         oxillama.load(name)
+
+
+def test_a_manifest_or_a_model_outside_a_store_is_not_found(home):
+    blob = ollama(home)
+    manifest = home / ".ollama/models/manifests/registry.ollama.ai/library/fox/latest"
+    outside = home / ".ollama/fox/latest"
+    outside.parent.mkdir()
+    manifest.rename(outside)
+    for name in ("../../fox", "ollama:../../fox"):
+        with pytest.raises(GgufNotFound):
+            stores.located(name)
+    place = home / ".lmstudio/models"
+    place.mkdir(parents=True)
+    for repo in ("../fox", "./fox"):
+        path = place / repo / "m.gguf"
+        path.parent.mkdir()
+        shutil.copy(blob, path)
+        with pytest.raises(GgufError):
+            stores.located(f"lmstudio:{repo}")
+
+
+def test_ollama_names_the_encoder_of_its_model(home):
+    blob = ollama(home)
+    folder = home / ".ollama/models/manifests/registry.ollama.ai/library"
+    manifest = json.loads((folder / "fox/latest").read_text())
+
+    def seeing(name, data):
+        digest = hashlib.sha256(data).hexdigest()
+        layer = {"mediaType": "application/vnd.ollama.image.projector"}
+        layers = [*manifest["layers"], {**layer, "digest": f"sha256:{digest}"}]
+        path = folder / name / "latest"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"layers": layers}))
+        return blob.with_name(f"sha256-{digest}")
+
+    assert stores.own_encoder(blob) is None
+    encoder = seeing("fox", b"eyes")
+    assert stores.own_encoder(blob) == encoder
+    seeing("owl", b"eyes")
+    assert stores.own_encoder(blob) == encoder
+    seeing("cat", b"other eyes")  # of two, neither is the model's own
+    assert stores.own_encoder(blob) is None
+
+
+def test_a_manifest_with_two_files_of_weights_is_refused(home):
+    ollama(home, layers=["application/vnd.ollama.image.model"])
+    with pytest.raises(GgufError, match="found 2 files of weights, wanted 1"):
+        stores.located("fox")
+
+
+def test_a_file_that_is_named_is_not_taken_from_ollama(home, hub):
+    blob = ollama(home, owner="owner", name="name")
+    assert stores.located("owner/name") == blob and not hub.fetched
+    stores.located("owner/name", file="Q8_0")
+    assert hub.fetched == ["m-Q8_0.gguf"]
 
 
 def test_a_draft_is_named_like_a_model(home, hub, monkeypatch, capsys):
