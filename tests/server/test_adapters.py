@@ -3,6 +3,7 @@ texts are those of the engine with the same adapters.
 """
 
 import json
+import shutil
 import threading
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import oxillama
 from oxillama.embedded import embedded_path
 from oxillama.gguf import GgufReader
+from oxillama.server import models
 from tests.lora.made import random_pair, write_lora
 from tests.server.conftest import MODEL, asking
 
@@ -136,7 +138,11 @@ def test_a_model_by_an_adapters_name(server, texts, files):
     again = {**load, "lora_path": str(files["two"]), "load_inplace": True}
     assert server.post("/v1/load_lora_adapter", again).status_code == 200
     assert said(server, model="mine") == texts["two"]
-    assert server.post("/v1/unload_lora_adapter", {"lora_name": "mine"}).status_code == 200
+    unload = {"lora_name": "mine", "lora_int_id": 1}
+    assert server.refused("/v1/unload_lora_adapter", unload)["param"] == "lora_int_id"
+    assert said(server, model="mine") == texts["two"]
+    unload["lora_int_id"] = server.get("/lora-adapters").json()[-1]["id"]
+    assert server.post("/v1/unload_lora_adapter", unload).status_code == 200
     assert server.refused("/v1/completions", {**ASK, "model": "mine"}, 404)["param"] == "model"
 
 
@@ -173,6 +179,35 @@ def test_sessions_and_slots_keep_their_adapters(server, texts):
     assert said(server, "/completion", **slot, lora=[{"id": 1, "scale": 1}]) == texts["two"]
     assert said(server, "/completion", **slot) == texts["half"]
     assert said(server, "/completion", **slot, lora=[{"id": 1, "scale": 1}]) == texts["two"]
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        (None, None),
+        ("/lora-adapters", [{"id": 0, "scale": 1}]),
+        ("/v1/unload_lora_adapter", {"lora_name": "one"}),
+        ("/v1/load_lora_adapter", {"lora_name": "mine"}),
+    ],
+)
+def test_a_model_whose_adapters_were_changed_stays_in_memory(
+    files, tmp_path, monkeypatch, path, body
+):
+    monkeypatch.setattr(models, "_PATIENCE", 0.0)
+    for name in ("given", "other"):
+        shutil.copy(embedded_path(), tmp_path / f"{name}.gguf")
+    given = {"model": tmp_path / "given.gguf", "loras": ((files["one"], 0.5),)}
+    with asking(**given, models_dir=tmp_path, max_loaded=1) as server:
+        if path is not None:
+            if path == "/v1/load_lora_adapter":
+                body = {"lora_path": str(files["two"]), **body}
+            assert server.post(path, body).status_code == 200
+        other = {"prompt": "a", "model": "other", "max_tokens": 1}
+        if path is None:
+            assert server.ok("/v1/completions", other)["model"] == "other"
+        else:
+            error = server.refused("/v1/completions", other, 503)
+            assert error["code"] == "models_busy"
 
 
 def test_what_is_wrong_with_an_adapter_is_named(server, files, tmp_path):

@@ -23,6 +23,7 @@ def test_health_and_properties(server):
     assert props["total_slots"] == oxillama.SchedulerConfig().max_sequences
     assert props["model_path"].endswith("embedded.gguf")
     assert "<|im_start|>" in props["chat_template"]
+    assert (props["bos_token"], props["eos_token"]) == ("<|begin|>", "<|end|>")
 
 
 def test_tokens_and_text(server, engine):
@@ -90,6 +91,10 @@ def test_a_template_is_applied_to_a_reply_that_goes_on(server, more):
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Once"}]
     body = {"messages": messages, "continue_final_message": True, **more}
     whole = server.ok("/apply-template", {"messages": messages[:1]})["prompt"]
+    assert server.ok("/apply-template", body)["prompt"] == whole + "Once"
+    longer = [*messages, *messages]
+    whole = server.ok("/apply-template", {"messages": longer[:3]})["prompt"]
+    body = {"messages": longer, "continue_final_message": True, **more}
     assert server.ok("/apply-template", body)["prompt"] == whole + "Once"
 
 

@@ -83,6 +83,15 @@ def test_a_request_is_counted(server):
     assert grown(f"vllm:e2e_request_latency_seconds_count{{{LABEL}}}") == 1
     assert grown('llamacpp:tokens_predicted_total{model="oxillama-embedded"}') == 5
     assert grown('oxillama_tokens_generated_total{model="oxillama-embedded"}') == 5
+    tokens, steps, share = (
+        value(after, f'{name}{{model="oxillama-embedded"}}')
+        for name in (
+            "oxillama_tokens_generated_total",
+            "llamacpp:n_decode_total",
+            "llamacpp:n_busy_slots_per_decode",
+        )
+    )
+    assert share == tokens / steps
 
 
 def test_requests_are_counted_by_route_and_status():

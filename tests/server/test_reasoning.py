@@ -3,6 +3,7 @@ switch of the template is that of the request.
 """
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -365,9 +366,9 @@ def test_a_budget_counts_from_the_mark_that_begins_the_reply(engine):
     words, end = engine.tokenizer, "</think>"
     close = words.encode(end, add_special=False)
 
-    def forced(text, more, tokens=4):
+    def forced(text, more, tokens=4, region=THINK):
         """The tokens that alone may follow a reply's text, one for each further token."""
-        bound = ReasoningBudget(words, THINK, opened=False, tokens=tokens)
+        bound = ReasoningBudget(words, region, opened=False, tokens=tokens)
         said, row = [0, 492, *words.encode(text, add_special=False)], np.zeros(2048, np.float32)
         bound(np.array(said[:2]), row)
         out = []
@@ -384,3 +385,7 @@ def test_a_budget_counts_from_the_mark_that_begins_the_reply(engine):
     assert forced("Say <think>", four * 3) == [None] * 13
     ended = [441, *close]
     assert forced("<think>", [*ended, *four], len(ended)) == [None] * (len(ended) + 5)
+    # an end that is a token of its own is that token
+    (mark,) = words.encode("<|im_end|>", add_special=False, parse_special=True)
+    own = replace(THINK, close="<|im_end|>")
+    assert forced("<think>", [*four, 441], region=own) == [*[None] * 4, mark, None]
