@@ -23,6 +23,7 @@ from oxillama.errors import (
     OxillamaError,
     PoolError,
     QuantError,
+    QueueFull,
     SamplingError,
     SnapshotIncompatible,
     TemplateError,
@@ -218,6 +219,8 @@ def from_engine(
         return ApiError(503, "the request was cancelled: the model is being unloaded")
     if isinstance(error, NoNextToken):
         return ApiError(400, message, param="model", code="generation_not_supported")
+    if isinstance(error, QueueFull):
+        return ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
     if isinstance(error, EngineError):
         if "busy" in message or "a request is running on it" in message:
             return ApiError(409, message, param="session", code="session_busy")

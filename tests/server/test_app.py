@@ -12,7 +12,14 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 import oxillama
-from oxillama.errors import ConfigError
+from oxillama.errors import (
+    Cancelled,
+    ConfigError,
+    EmptySequence,
+    ModelFingerprintMismatch,
+    NoNextToken,
+    SnapshotIncompatible,
+)
 from oxillama.server import ServerConfig, create_app
 from oxillama.server.completions import AT_ONCE
 from oxillama.server.errors import ApiError, from_engine
@@ -144,6 +151,23 @@ def test_a_full_queue_is_refused_with_retry_after():
     assert 'vllm:num_requests_running{model_name="oxillama-embedded"} 1' in metrics
     assert 'vllm:num_requests_waiting{model_name="oxillama-embedded"} 1' in metrics
     assert health["requests"] == 2
+
+
+def test_a_full_queue_of_the_engine_is_one_of_the_server():
+    scheduler = oxillama.SchedulerConfig(max_sequences=1, max_batch_sequences=1, max_waiting=0)
+    with asking(engine={"scheduler": scheduler}) as server:
+        (model,) = server.app.state.models.loaded()
+        with model.engine.raw_loop():  # what is submitted waits
+            first = threading.Thread(target=lambda: server.post("/v1/completions", LONG))
+            first.start()
+            end = time.monotonic() + 10
+            while not any(job.requests for job in server.app.state.active):
+                assert time.monotonic() < end
+            answer = server.post("/v1/completions", {"prompt": "a"})
+        first.join()
+        assert server.ok("/v1/completions", {"prompt": "a", "max_tokens": 1})["choices"]
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert answer.json()["error"]["code"] == "queue_full"
 
 
 def test_slots_show_the_same_options_of_every_route(server, monkeypatch):
@@ -452,6 +476,16 @@ def test_other_addresses_need_a_key_or_force():
         (oxillama.GrammarError("schema /: bad"), 400, "invalid_schema"),
         (oxillama.EngineError("engine: is closed"), 503, "engine_unavailable"),
         (oxillama.EngineError("session: a request is running on it"), 409, "session_busy"),
+        (oxillama.QueueFull("engine: full"), 429, "queue_full"),
+        (Cancelled("the engine is closed"), 503, None),
+        (NoNextToken("bert is an encoder"), 400, "generation_not_supported"),
+        (EmptySequence("prompt: no tokens"), 400, None),
+        (SnapshotIncompatible("x.session: damaged"), 409, "snapshot_incompatible"),
+        (ModelFingerprintMismatch("a", "b", "x.session"), 409, "model_mismatch"),
+        (oxillama.ModelError("m.gguf: no tensor"), 500, "model_unusable"),
+        (oxillama.ImageError("image: found 3 bytes"), 400, "invalid_image"),
+        (oxillama.AudioError("audio: found 3 bytes"), 400, "invalid_audio"),
+        (oxillama.SamplingError("no token is left"), 400, "nothing_to_sample"),
         (oxillama.PoolError("page pool: full"), 503, "out_of_memory"),
         (MemoryError(), 503, "out_of_memory"),
         (ZeroDivisionError("x"), 500, "internal_error"),
