@@ -84,6 +84,8 @@ def test_scales_of_the_server_and_of_a_request(server, texts, files):
         assert said(server, path, lora=[{"id": 1, "scale": 1}]) == texts["two"]
         both = [{"id": 1, "scale": 1}, {"id": 0, "scale": 1}]
         assert said(server, path, lora=both) == texts["both"]
+    done = server.ok("/completion", ASK)
+    assert done["generation_settings"]["lora"] == [{"id": 0, "scale": 0.5}]
     done = server.ok("/completion", {**ASK, "lora": both})
     assert done["generation_settings"]["lora"] == [
         {"id": 0, "scale": 1.0},

@@ -255,6 +255,7 @@ def test_schemas_larger_than_the_limit_are_refused_by_name(server):
 def test_a_large_head_is_refused(server):
     answer = server.get("/health", headers={"x-large": "a" * 40_000})
     assert answer.status_code == 431
+    assert server.get("/health?" + "a" * 40_000).status_code == 431
 
 
 def test_pages_of_other_sites_are_refused(server):

@@ -7,7 +7,7 @@ import pytest
 from oxillama.sampling import SamplerConfig
 from oxillama.server.chat import messages_of
 from oxillama.server.replies import CollectedReply
-from oxillama.toolcalls import ChatEvent, ToolCall
+from oxillama.toolcalls import CallMalformed, ChatEvent, ToolCall
 
 PATH = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Tell me a story"}]
@@ -236,6 +236,20 @@ def test_a_call_is_usable_when_its_arguments_are_whole():
     reply.take(ChatEvent(kind="call", index=1, name="g"))
     reply.take(ChatEvent(kind="call_end", index=1, call=ToolCall("g", {})))
     assert usable() == [{"a": 1}, {}]
+
+
+def test_what_began_as_a_call_and_is_none_is_text_once():
+    reply, lost = CollectedReply(None, None), CallMalformed("?", 0, "<tool_call>?", "no call")
+    event = ChatEvent(kind="malformed", index=0, malformed=lost, logprobs=("a", "b"))
+    assert reply.take(event) == [("content", lost.text)]
+    assert (reply.text, reply.logprobs) == (lost.text, ["a", "b"])
+    assert [(each.kind, each.text, each.logprobs) for each in reply.parts] == [
+        ("content", lost.text, ["a", "b"])
+    ]
+    # of a call that was told already the arguments so far are all there is
+    reply = CollectedReply(None, None)
+    reply.take(ChatEvent(kind="call", index=0, name="f"))
+    assert reply.take(event) == [] and reply.text == ""
 
 
 def test_a_call_and_its_result_go_back(server):
