@@ -594,6 +594,8 @@ async def generate(call: Call) -> Response:
         raw = body.get("raw") or body.get("suffix") or model.builder is None
         if raw and body.get("system"):
             raise unsupported("system", "found in a prompt without the chat template, wanted none")
+        if body.get("context") and body.get("suffix"):
+            raise unsupported("context", "found together with suffix, wanted one of them")
         if body.get("context") and not raw:
             raise unsupported(
                 "context",

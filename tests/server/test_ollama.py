@@ -320,6 +320,25 @@ def test_what_a_request_that_loads_or_shows_cannot_use_is_told(server, path, mor
     assert server.refused(path, {"model": MODEL, **more}).startswith(f"{param}: ")
 
 
+@pytest.mark.parametrize(
+    "more, param",
+    [
+        # the prompt of a suffix has no place for what came before
+        ({"suffix": "x", "context": [5]}, "context"),
+        ({"suffix": "x", "raw": True, "context": [5]}, "context"),
+        ({"context": [5]}, "context"),
+        ({"suffix": "x", "system": "s"}, "system"),
+        ({"raw": True, "system": "s"}, "system"),
+        ({"suffix": "x", "images": ["aa"]}, "images"),
+        ({"raw": True, "images": ["aa"]}, "images"),
+        ({"raw": True, "think": True}, "think"),
+        ({"raw": True, "context": [2048]}, "context[0]"),
+    ],
+)
+def test_what_a_prompt_without_the_template_cannot_use_is_told(server, more, param):
+    assert server.refused("/api/generate", {**PROMPT, **more}).startswith(f"{param}: ")
+
+
 @pytest.mark.parametrize("name", ["truncate", "shift"])
 def test_a_conversation_is_neither_shortened_nor_shifted(server, name):
     for path, body in (("/api/chat", CHAT), ("/api/generate", PROMPT)):
