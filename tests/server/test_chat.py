@@ -22,6 +22,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 OTHER = {"type": "function", "function": {"name": "clock"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 GOES_ON = {"role": "assistant", "content": "Once"}
@@ -121,10 +122,12 @@ def test_logprobs_are_those_of_the_engine(server, engine, top):
 
 def test_a_stop_string_ends_the_answer_before_it(server):
     whole = server.ok(PATH, {**ASK, "max_tokens": 40})["choices"][0]["message"]["content"]
-    stop = whole.split()[4]
+    stop = " ".join(whole.split()[4:6])
     made = server.ok(PATH, {**ASK, "max_tokens": 40, "stop": [stop, "zzz"]})["choices"][0]
     assert made["message"]["content"] == whole[: whole.index(stop)]
     assert made["finish_reason"] == "stop"
+    # a text by itself is one stop string
+    assert server.ok(PATH, {**ASK, "max_tokens": 40, "stop": stop})["choices"][0] == made
 
 
 def test_options_reach_the_sampler(server, engine):
@@ -219,6 +222,48 @@ def test_of_the_tools_those_that_a_choice_allows_are_called(server):
     assert may["choices"][0]["message"]["content"]
     error = server.refused(PATH, {**body, "tool_choice": allowed("auto", "clock", "f")})
     assert error["param"] == "tool_choice"
+
+
+def test_several_calls_come_where_they_may_in_every_api(server):
+    tool = {"type": "function", "function": {"name": "clock", "parameters": NOTHING}}
+    chat = {"messages": HI, "max_tokens": 250, "seed": 2, "tools": [tool]}
+    items = {"input": HI, "max_output_tokens": 250, "seed": 2}
+    items["tools"] = [{"type": "function", **tool["function"]}]
+    blocks = {"messages": HI, "max_tokens": 250, "seed": 2}
+    blocks["tools"] = [{"name": "clock", "input_schema": NOTHING}]
+
+    def calls(several):
+        """How many come of chat completions, responses and messages."""
+        choice, more = {"type": "any"}, {"tool_choice": "required"}
+        if several is not None:
+            choice["disable_parallel_tool_use"] = not several
+            more["parallel_tool_calls"] = several
+        made = server.ok(PATH, {**chat, **more})
+        found = [len(made["choices"][0]["message"]["tool_calls"])]
+        found.append(len(server.ok("/v1/responses", {**items, **more})["output"]))
+        return [
+            *found,
+            len(server.ok("/v1/messages", {**blocks, "tool_choice": choice})["content"]),
+        ]
+
+    several = calls(True)
+    assert several == calls(None) == several[:1] * 3 and several[0] > 1
+    assert calls(False) == [1, 1, 1]
+
+
+def test_what_is_null_in_a_tool_is_left_out(server):
+    function = {"name": "f"}
+    prompts = {
+        server.ok("/apply-template", {"messages": HI, "tools": [{"type": "function", **each}]})[
+            "prompt"
+        ]
+        for each in (
+            {"function": function},
+            {"function": {**function, "description": None, "parameters": None, "strict": None}},
+            {"function": {**function, "strict": True}},
+        )
+    }
+    assert len(prompts) == 1
 
 
 def test_a_call_is_usable_when_its_arguments_are_whole():
