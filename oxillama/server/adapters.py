@@ -165,6 +165,8 @@ def asked(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
     server's scales apply.
     """
     name, given = body.get("model"), body.get("lora")
+    if name == model.name:
+        name = None  # the model's, also where one of its adapters has the same
     by_name = model.adapters.named(name)
     if by_name is None and model.adapters.means(name):
         # unloaded since its name was looked up

@@ -183,6 +183,16 @@ def test_sessions_and_slots_keep_their_adapters(server, texts):
     assert said(server, "/completion", **slot, lora=[{"id": 1, "scale": 1}]) == texts["two"]
 
 
+def test_a_name_of_both_is_the_models(files, texts):
+    with asking(alias="one", loras=((files["one"], 0.5),)) as server:
+        assert said(server, model="one") == texts["half"]
+        server.ok("/lora-adapters", [{"id": 0, "scale": 1}])
+        assert said(server, model="one") == texts["one"]
+        assert said(server, model="one", lora=[]) == texts["none"]
+        assert server.post("/v1/unload_lora_adapter", {"lora_name": "one"}).status_code == 200
+        assert said(server, model="one") == texts["none"]
+
+
 @pytest.mark.parametrize(
     "path, body",
     [
