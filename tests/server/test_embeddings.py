@@ -8,6 +8,7 @@ import pytest
 
 import oxillama
 from oxillama.server.embeddings import _shortened
+from tests.server.conftest import asking
 
 PATH = "/v1/embeddings"
 TEXTS = ["a dog", "Once upon a time there was a very long sentence about a fox", "x"]
@@ -62,6 +63,25 @@ def test_dimensions_cut_and_normalise_again(server, engine):
     assert made == (wanted / np.linalg.norm(wanted)).astype(np.float32).tolist()
 
 
+def test_vectors_are_pooled_and_normalised_as_asked_for(server, engine):
+    for mode in ("mean", "cls", "last", "max"):
+        for normalize in (True, False):
+            options = {"pooling": mode, "normalize": normalize}
+            made = server.ok(PATH, {"input": "a dog", **options})["data"][0]["embedding"]
+            assert made == engine.embed("a dog", **options).tolist()
+    body = {"input": "a dog", "normalize": False}
+    whole = server.ok(PATH, body)["data"][0]["embedding"]
+    for size in (8, len(whole)):
+        cut = server.ok(PATH, {**body, "dimensions": size})["data"][0]["embedding"]
+        assert cut == whole[:size]
+
+
+def test_a_body_has_as_many_texts_as_it_may():
+    with asking(max_batch_inputs=2) as server:
+        assert len(server.ok(PATH, {"input": TEXTS[:2]})["data"]) == 2
+        assert server.refused(PATH, {"input": TEXTS})["param"] == "input"
+
+
 @pytest.mark.parametrize(
     "body, param",
     [
@@ -102,9 +122,13 @@ def test_the_other_dialects_have_the_same_vectors(server, engine):
     assert server.ok("/api/embeddings", {"model": model, "prompt": "a dog"})["embedding"] == wanted
 
 
-def test_a_text_is_cut_only_where_that_is_asked_for(server):
+def test_a_text_is_cut_only_where_that_is_asked_for(server, engine):
     body = {"model": "oxillama-embedded", "input": "word " * 3000}
     server.refused("/api/embed", body)
+    made = server.ok("/api/embed", {**body, "truncate": True})
+    kept = engine.tokenize(body["input"])[: engine.context_size]
+    assert made["embeddings"] == [engine.embed(kept).tolist()]
+    assert made["prompt_eval_count"] == engine.context_size
 
 
 def test_a_text_that_is_cut_keeps_the_tokens_after_it():
