@@ -87,7 +87,7 @@ def _models(call: Call) -> list[dict[str, Any]]:
         except OSError:
             if name not in loaded:
                 continue
-            created = loaded[name].stamp[-1] / 1e9  # what is in memory needs no file
+            created = loaded[name].stamps[path][-1] / 1e9  # what is in memory needs no file
         entry: dict[str, Any] = {
             "id": name,
             "object": "model",

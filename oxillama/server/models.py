@@ -11,7 +11,7 @@ import re
 import time
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,13 @@ from oxillama.embedded import embedded_path
 from oxillama.engine.generation import SharedVocabulary
 from oxillama.errors import EngineError, OxillamaError
 from oxillama.gguf import GgufReader
+from oxillama.gguf.source import shard_names
 from oxillama.media.features import Kind
 from oxillama.server.adapters import ModelAdapters
 from oxillama.server.errors import ApiError, from_engine, shown
 from oxillama.server.prompts import PromptBuilder
 from oxillama.server.settings import ServerConfig
+from oxillama.stores import own_encoder
 from oxillama.tokenizer.builtin_templates import template_source
 
 EMBEDDED = "oxillama-embedded"
@@ -34,12 +36,13 @@ EMBEDDED = "oxillama-embedded"
 FIM_KEYS = tuple(f"tokenizer.ggml.fim_{part}_token_id" for part in ("pre", "suf", "mid"))
 _PATIENCE = 30.0  # seconds that a request waits for its model to be loaded beside others
 _LOOK = 0.25  # seconds between looks for a model that may be unloaded
+Stamp = tuple[int, ...]
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
 class ServedModel:
     """A loaded model and what a server needs beside the engine: its name, its chat template, how
-    long its tokens are. stamp: which file its path was when it was loaded.
+    long its tokens are. stamps: which files the load read, and which ones they were.
     """
 
     def __init__(
@@ -48,11 +51,11 @@ class ServedModel:
         engine: oxillama.InferenceEngine,
         *,
         path: Path,
-        stamp: tuple[int, ...],
+        stamps: Mapping[Path, Stamp],
         chat_template: str | None = None,
         late_instructions: str = "refuse",
     ) -> None:
-        self.name, self.engine, self.path, self.stamp = name, engine, path, stamp
+        self.name, self.engine, self.path, self.stamps = name, engine, path, stamps
         self.users = 0
         self.leaving = False  # it is to be unloaded when nobody uses it
         # its architecture if that has no next token
@@ -300,13 +303,13 @@ class ModelRegistry:
         return model
 
     def _stale(self, model: ServedModel) -> bool:
-        """Whether a model's file is now another one and nothing keeps the old one, which then makes
-        way for it.
+        """Whether one of a model's files is now another and nothing keeps what was loaded, which
+        then makes way for it.
         """
         if model.users or self._keep(model):
             return False
         try:
-            if _stamp(model.path) == model.stamp:
+            if all(_stamp(path) == stamp for path, stamp in model.stamps.items()):
                 return False
         except OSError:  # what is in memory needs no file
             return False
@@ -382,7 +385,9 @@ class ModelRegistry:
         self._loaded[name] = model
 
     def _open(self, name: str, path: Path) -> ServedModel:
-        config, stamp = self._config, _stamp(path)
+        config = self._config
+        loras = config.loras if name == self.default else ()
+        stamps = _stamps(path, config.engine, [Path(lora) for lora, _ in loras])
         try:
             engine = oxillama.load(path, **config.engine)
         except BaseException as error:
@@ -393,11 +398,11 @@ class ModelRegistry:
                 name,
                 engine,
                 path=path,
-                stamp=stamp,
+                stamps=stamps,
                 chat_template=config.chat_template,
                 late_instructions=config.late_instructions,
             )
-            for lora, scale in config.loras if name == self.default else ():
+            for lora, scale in loras:
                 model.adapters.add(str(lora), scale=scale, on=True, replace=False)
             return model
         except BaseException:
@@ -481,10 +486,27 @@ def _drop_locals(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
+def _stamp(path: Path) -> Stamp:
     """What tells a file from one that replaces it."""
     status = path.stat()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _stamps(path: Path, engine: Mapping[str, Any], loras: Iterable[Path]) -> dict[Path, Stamp]:
+    """The files that loading a model reads, as far as they are there: every part of a set; the
+    vocabulary, the encoder and the draft that `engine` (arguments of `oxillama.load`) names;
+    adapters. OSError if the model itself is not there.
+    """
+    found = {path: _stamp(path)}
+    parts = [path.with_name(name) for name in shard_names(path.name) or ()]
+    named = [engine.get(option) for option in ("tokenizer_path", "mmproj", "speculative")]
+    encoder = own_encoder(path) if named[1] is None else None
+    for each in (*parts, *named, encoder, *loras):
+        # others are names of stores, ways to speculate, and what the load says is missing
+        if isinstance(each, (str, os.PathLike)) and os.path.exists(os.path.expanduser(each)):
+            beside = Path(os.path.expanduser(each))
+            found[beside] = _stamp(beside)
+    return found
 
 
 def _given(model: Any) -> str | None:

@@ -10,6 +10,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from oxillama.embedded import embedded_path
@@ -18,6 +19,7 @@ from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.gguf.source import Shard
 from oxillama.server import ServerConfig
 from oxillama.server.models import ModelRegistry, unusable
+from tests.lora.made import random_pair, write_lora
 from tests.server.conftest import asking
 
 PATH = "/v1/completions"
@@ -136,7 +138,7 @@ def test_a_model_that_becomes_idle_while_room_is_looked_for_makes_room(folder):
 
     class Fake:
         def __init__(self, name):
-            self.name, self.users, self.engine, self.stamp = name, 0, Engine(), None
+            self.name, self.users, self.engine = name, 0, Engine()
             self.leaving = False
 
     async def run():
@@ -333,6 +335,50 @@ def test_a_file_that_was_replaced_is_loaded_anew_once_nobody_uses_it(folder, cas
         assert server.app.state.models.loaded()[0] is not held
         size = server.get("/v1/models/one").json()["meta"]["n_vocab"]
         assert size == 512
+
+
+def in_parts(folder, reader):
+    """Write a model as a set of two files."""
+    names = list(reader.tensors)
+    for number, some in enumerate((names[:1], names[1:])):
+        with GgufWriter(folder / "part", reader.metadata["general.architecture"]) as writer:
+            writer.add("split.no", number, "uint16")
+            writer.add("split.count", 2, "uint16")
+            for key, value in () if number else reader.metadata.items():
+                if key != "general.architecture":
+                    writer.add(key, value, reader.kv_types[key])
+            for name in some:
+                info = reader.tensors[name]
+                writer.add_tensor(
+                    name, reader.data(name), type_name=info.type_name, shape=info.shape
+                )
+        os.replace(folder / "part", folder / f"m-0000{number + 1}-of-00002.gguf")
+
+
+@mapped_files_stay
+@pytest.mark.parametrize("changed", ("m-00002-of-00002.gguf", "lora.gguf", "draft.gguf"))
+def test_a_file_beside_the_model_that_was_replaced_is_loaded_anew(tmp_path, changed):
+    """Another part of its set, and what is loaded with it."""
+    with GgufReader(embedded_path()) as reader:
+        in_parts(tmp_path, reader)
+        name, rng = "blk.0.attn_q.weight", np.random.default_rng(5)
+        pair = random_pair(name, tuple(reader.tensors[name].shape), 4, rng)
+        write_lora(tmp_path / "lora.gguf", reader.metadata["general.architecture"], {name: pair})
+    shutil.copy(embedded_path(), tmp_path / "draft.gguf")
+    with asking(
+        model=tmp_path / "m-00001-of-00002.gguf",
+        loras=[(tmp_path / "lora.gguf", 1.0)],
+        engine={"speculative": str(tmp_path / "draft.gguf")},
+    ) as server:
+        body = {"prompt": "Once", "max_tokens": 2, "temperature": 0}
+        choices = server.ok(PATH, body)["choices"]
+        held = server.app.state.models.loaded()[0]
+        assert server.ok(PATH, body)["choices"] == choices
+        assert server.app.state.models.loaded()[0] is held
+        shutil.copy(tmp_path / changed, tmp_path / "new")
+        os.replace(tmp_path / "new", tmp_path / changed)
+        assert server.ok(PATH, body)["choices"] == choices
+        assert server.app.state.models.loaded()[0] is not held
 
 
 @mapped_files_stay
