@@ -138,7 +138,7 @@ typedef struct ox_pager {
 /* ---- reading ---------------------------------------------------------------------------------------------------------- */
 
 static int ox_paged_unchanged(const ox_paged_file *file) {
-    ox_file_status now;
+    ox_file_status now = {-1, 0, 0};  /* no file has that size: gcc cannot know that errno is not 0 after a failure */
     int failed = ox_file_look(file->fd, &now);
     if (failed) return failed;
     if (now.size != file->size || now.seconds != file->seconds || now.nanoseconds != file->nanoseconds) return OX_PAGER_CHANGED;
