@@ -22,7 +22,7 @@ from oxillama.errors import GrammarError, not_pickled
 from oxillama.grammar import gbnf
 from oxillama.grammar.collector import paused_collector
 from oxillama.grammar.left_recursion import without_left_recursion
-from oxillama.grammar.nodes import choice, literal
+from oxillama.grammar.nodes import SYMBOL, choice, literal, rewritten
 from oxillama.grammar.regex import parse_regex
 from oxillama.grammar.schema.compiler import (
     CompiledSchema,
@@ -87,6 +87,8 @@ class Grammar:
         "_machine",
         "_make",
         "_symbols",
+        "_repeated",
+        "_twins",
     )
 
     def __init__(
@@ -117,6 +119,8 @@ class Grammar:
         self.warnings = tuple(warnings)
         self._source = source
         self._symbols = {key: i + 1 for i, key in enumerate(self.tokens)}
+        self._repeated: dict[int, int] = {}  # symbols of tokens that have another, and that one
+        self._twins: dict[tuple[tuple[int, int], ...], Grammar] = {}  # with one symbol for these
         lim, symbols = self.limits, len(self.tokens) + 1 if self.tokens else 0
 
         def make() -> Machine:  # without `self`: a grammar is freed when the last use of it ends
@@ -332,21 +336,56 @@ class Grammar:
         return self._source
 
     def resolve(self, ids: Mapping[str, int]) -> "Grammar":
-        """The same grammar with token terminals such as `<think>` replaced by their ids; raises if
-        one has no id.
+        """The same grammar with token terminals such as `<think>` replaced by their ids, for good:
+        no vocabulary is asked for them any more. GrammarError if one has no id.
         """
         if not any(isinstance(key, str) for key in self.tokens):
             return self
+        other = self._with_ids(ids)
+        other._rules = self._merged(other._repeated)
+        other.tokens = tuple(ids[key] if isinstance(key, str) else key for key in self.tokens)
+        other._source = None
+        return other
+
+    def _with_ids(self, ids: Mapping[str, int]) -> "Grammar":
+        """The same grammar, its names kept, with these ids for them."""
         missing = [key for key in self.tokens if isinstance(key, str) and key not in ids]
         if missing:
             raise GrammarError(f"grammar: token {missing[0]} is not in the vocabulary")
         other = object.__new__(Grammar)
         for name in Grammar.__slots__:
             setattr(other, name, getattr(self, name))
-        other._symbols = {
-            (ids[key] if isinstance(key, str) else key): i + 1 for i, key in enumerate(self.tokens)
-        }
+        symbols: dict[int | str, int] = {}
+        repeated = {}
+        for number, key in enumerate(self.tokens, 1):
+            first = symbols.setdefault(ids[key] if isinstance(key, str) else key, number)
+            if first != number:
+                repeated[number] = first
+        other._symbols = symbols
+        other._repeated = repeated
+        if repeated or self._repeated:
+            key = tuple(repeated.items())
+            same = self._twins.get(key)
+            if same is None:  # compiled once: states share its positions, and their masks
+                rules = self._merged(repeated)
+                made = Grammar(self.names, rules, tokens=self.tokens, limits=self.limits)
+                same = self._twins.setdefault(key, made)
+            other._machine, other._make = same.current_machine(), same._make
         return other
+
+    def _merged(self, repeated: Mapping[int, int]) -> Sequence[tuple[Any, ...]]:
+        """The rules where a token that has several names, or a name beside its id, is one symbol.
+        repeated: such further symbols, and the first of the same token.
+        """
+
+        def first(node: tuple[Any, ...]) -> tuple[Any, ...]:
+            if node[0] != SYMBOL:
+                return node
+            symbol, negated = gbnf.symbol_of(node)
+            number = symbol - gbnf.OTHER
+            return gbnf.symbol_node(gbnf.OTHER + repeated.get(number, number), negated=negated)
+
+        return [rewritten(rule, first) for rule in self._rules] if repeated else self._rules
 
     def current_machine(self) -> Machine:
         """The machine for a new state. It is replaced when it has many rules for words written by

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.automaton import Grammar, GrammarLimits
-from oxillama.grammar.gbnf import OPEN, OTHER
+from oxillama.grammar.gbnf import OTHER, symbol_node, symbol_of
 from oxillama.grammar.nodes import (
     ANY,
-    CHOICE,
     CLASS,
-    FRESH,
     NETWORK,
     NEVER,
-    REGISTER,
-    REPEAT,
     RULE,
-    SEQUENCE,
     SYMBOL,
     literal,
     merge,
     repeat,
+    rewritten,
     seq,
     subtract,
 )
@@ -83,8 +79,7 @@ class Composer:
     def _symbol(self, token: int | str) -> tuple:
         if token not in self.tokens:
             self.tokens.append(token)
-        symbol = OTHER + 1 + self.tokens.index(token)
-        return (SYMBOL, ((symbol, symbol),))
+        return symbol_node(OTHER + 1 + self.tokens.index(token))
 
     def any_text(self) -> tuple:
         """The node of any text."""
@@ -113,32 +108,19 @@ class Composer:
         return (RULE, shift)
 
     def _moved(self, node: tuple, shift: int, tokens: tuple) -> tuple:
-        """A node in its place among these rules. Its parts wait on a stack: bounds of many digits
-        are nested as deeply as they have digits.
-        """
-        done: list[tuple] = []
-        todo = [(node, False)]
-        while todo:
-            node, complete = todo.pop()
-            parts = _parts(node)
-            if parts and not complete:
-                todo.append((node, True))
-                todo.extend((part, False) for part in reversed(parts))
-            elif parts:
-                moved = done[-len(parts) :]
-                del done[-len(parts) :]
-                done.append(_with_parts(node, moved))
-            elif node[0] == RULE:
-                done.append((RULE, node[1] + shift))
-            else:
-                done.append(self._moved_symbol(node, tokens) if node[0] == SYMBOL else node)
-        return done[0]
+        """A node in its place among these rules."""
+
+        def moved(leaf: tuple) -> tuple:
+            if leaf[0] == RULE:
+                return (RULE, leaf[1] + shift)
+            return self._moved_symbol(leaf, tokens) if leaf[0] == SYMBOL else leaf
+
+        return rewritten(node, moved)
 
     def _moved_symbol(self, node: tuple, tokens: tuple) -> tuple:
-        if node[1][-1][1] == OPEN:
-            symbol = self._symbol(tokens[node[1][-1][0] - 1 - OTHER - 1])[1][0][0]
-            return (SYMBOL, ((OTHER, symbol - 1), (symbol + 1, OPEN)))
-        return self._symbol(tokens[node[1][0][0] - OTHER - 1])
+        symbol, negated = symbol_of(node)
+        moved = self._symbol(tokens[symbol - OTHER - 1])
+        return symbol_node(moved[1][0][0], negated=True) if negated else moved
 
     def grammar(self, root: tuple, *, limits: GrammarLimits | None = None) -> Grammar:
         """The grammar whose root is this node."""
@@ -149,33 +131,6 @@ class Composer:
             tokens=self.tokens,
             limits=limits or GrammarLimits(max_repetition=1 << 30),
         )
-
-
-def _parts(node: tuple) -> Sequence[tuple]:
-    """The nodes within a node, in order."""
-    kind = node[0]
-    if kind in (SEQUENCE, CHOICE):
-        parts: Sequence[tuple] = node[1]
-        return parts
-    if kind in (REPEAT, REGISTER, FRESH):
-        return (node[1],)
-    if kind == NETWORK:
-        return [part for _, edges in node[2] for part, _ in edges]
-    return ()
-
-
-def _with_parts(node: tuple, parts: Sequence[tuple]) -> tuple:
-    """The node with other nodes within it."""
-    kind = node[0]
-    if kind in (SEQUENCE, CHOICE):
-        return (kind, tuple(parts))
-    if kind in (REPEAT, REGISTER, FRESH):
-        return (kind, parts[0], *node[2:])
-    rest = iter(parts)
-    states = tuple(
-        (accept, tuple((next(rest), target) for _, target in edges)) for accept, edges in node[2]
-    )
-    return (NETWORK, node[1], states)
 
 
 def partial(text: str, delimiter: str) -> int:

@@ -322,10 +322,20 @@ class _Reader:
         self.at = match.end()
         key = int(match.group(1)) if match.group(1) else match.group()
         symbol = self.tokens.setdefault(key, len(self.tokens) + OTHER + 1)
-        return (
-            SYMBOL,
-            ((OTHER, symbol - 1), (symbol + 1, OPEN)) if negated else ((symbol, symbol),),
-        )
+        return symbol_node(symbol, negated=negated)
+
+
+def symbol_node(symbol: int, *, negated: bool = False) -> tuple:
+    """The node of one token, or of every other."""
+    ranges = ((OTHER, symbol - 1), (symbol + 1, OPEN)) if negated else ((symbol, symbol),)
+    return (SYMBOL, ranges)
+
+
+def symbol_of(node: tuple) -> tuple[int, bool]:
+    """What `symbol_node` made a node of."""
+    ranges = node[1]
+    negated = ranges[-1][1] == OPEN
+    return (ranges[-1][0] - 1 if negated else ranges[0][0]), negated
 
 
 def parse(text: str, *, max_repetition: int = 4096, max_nesting: int = 200) -> Parsed:
@@ -427,7 +437,7 @@ class _Writer:
         if kind == RULE:
             return self.names[node[1]]
         if kind == SYMBOL:
-            return self.symbol(node[1])
+            return self.symbol(node)
         if kind == REGISTER:
             if id(node) not in self.expanded:
                 self.expanded[id(node)] = expanded(node)
@@ -436,9 +446,9 @@ class _Writer:
             raise GrammarError("grammar: distinct words cannot be written as GBNF")
         return self.network(node, depth)
 
-    def symbol(self, ranges) -> str:
-        negated = ranges[-1][1] == OPEN
-        key = self.tokens[(ranges[-1][0] - 1 if negated else ranges[0][0]) - OTHER - 1]
+    def symbol(self, node) -> str:
+        symbol, negated = symbol_of(node)
+        key = self.tokens[symbol - OTHER - 1]
         return ("!" if negated else "") + (f"<[{key}]>" if isinstance(key, int) else key)
 
     def unused(self, stem: str, count: int) -> list[str]:

@@ -113,7 +113,9 @@ class TokenMasker:
         return mask
 
     def resolve(self, grammar: Grammar) -> Grammar:
-        """The grammar with its named tokens looked up in this vocabulary."""
+        """The grammar with its named tokens looked up in this vocabulary; one whose names
+        `Grammar.resolve` has replaced as it is.
+        """
         if not any(isinstance(key, str) for key in grammar.tokens):
             return grammar
         ids = dict(self.names)
@@ -125,7 +127,7 @@ class TokenMasker:
         for i, piece in enumerate(self.vocab_bytes if wanted else ()):
             if piece in wanted:
                 ids.setdefault(wanted[piece], i)
-        return grammar.resolve(ids)
+        return grammar._with_ids(ids)
 
     def tokens_with(self, byte: int) -> np.ndarray:
         """Ids of the tokens that hold a byte, ascending."""

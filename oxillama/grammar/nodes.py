@@ -28,6 +28,8 @@ same language without a frozenset of words (None: nothing is left); `size` is ho
 are (None: unlimited or unknown).
 """
 
+from collections.abc import Callable, Sequence
+
 from oxillama._core.emission import (
     CHOICE,
     CLASS,
@@ -66,6 +68,7 @@ __all__ = [
     "literal",
     "merge",
     "repeat",
+    "rewritten",
     "rule",
     "seq",
     "subtract",
@@ -214,3 +217,51 @@ def repeat(node: tuple, least: int = 0, most: int | None = None) -> tuple:
 def rule(index: int) -> tuple:
     """Another rule of the same grammar, by its number."""
     return (RULE, index)
+
+
+def rewritten(node: tuple, change: Callable[[tuple], tuple]) -> tuple:
+    """The node with `change` of each node within it that holds no others. Its parts wait on a
+    stack: bounds of many digits are nested as deeply as they have digits.
+    """
+    done: list[tuple] = []
+    todo = [(node, False)]
+    while todo:
+        node, complete = todo.pop()
+        parts = _parts(node)
+        if parts and not complete:
+            todo.append((node, True))
+            todo.extend((part, False) for part in reversed(parts))
+        elif parts:
+            changed = done[-len(parts) :]
+            del done[-len(parts) :]
+            done.append(_with_parts(node, changed))
+        else:
+            done.append(change(node))
+    return done[0]
+
+
+def _parts(node: tuple) -> Sequence[tuple]:
+    """The nodes within a node, in order."""
+    kind = node[0]
+    if kind in (SEQUENCE, CHOICE):
+        parts: Sequence[tuple] = node[1]
+        return parts
+    if kind in (REPEAT, REGISTER, FRESH):
+        return (node[1],)
+    if kind == NETWORK:
+        return [part for _, edges in node[2] for part, _ in edges]
+    return ()
+
+
+def _with_parts(node: tuple, parts: Sequence[tuple]) -> tuple:
+    """The node with other nodes within it."""
+    kind = node[0]
+    if kind in (SEQUENCE, CHOICE):
+        return (kind, tuple(parts))
+    if kind in (REPEAT, REGISTER, FRESH):
+        return (kind, parts[0], *node[2:])
+    rest = iter(parts)
+    states = tuple(
+        (accept, tuple((next(rest), target) for _, target in edges)) for accept, edges in node[2]
+    )
+    return (NETWORK, node[1], states)

@@ -3,6 +3,7 @@ bounded memory.
 """
 
 import itertools
+import pickle
 import random
 import tracemalloc
 from functools import partial
@@ -222,6 +223,54 @@ def test_grammars_with_other_ids_for_the_same_names_have_masks_of_their_own():
         shared = made()
         assert [asked(shared, readings[i]) for i in order] == [alone[i] for i in order]
         assert shared.state(source).mask().tolist() == alone[1][0]
+
+
+@pytest.mark.parametrize("resolved", (False, True))
+def test_a_token_may_have_several_names(resolved):
+    """Each of them stands for it, and without each of them it is excluded."""
+    vocab = [b"x", b"y", b"<a>", b"<b>"]
+    masker = TokenMasker(vocab, control_ids=[2, 3], names={"<a>": 2, "<b>": 3, "<also>": 2})
+
+    def answers(text, *tokens):
+        """What may follow each of the tokens, and the end."""
+        grammar = Grammar.parse(text)
+        if resolved:
+            grammar = grammar.resolve(masker.names)
+        state = masker.state(grammar)
+        found = [int(state.mask()[0])]
+        for token in tokens:
+            masker.advance(state, token)
+            found.append(int(state.mask()[0]))
+            again = GrammarState.restore(state.serialise(), masker=masker)
+            assert again.mask().tolist() == state.mask().tolist()
+        return found
+
+    for one, other in itertools.permutations(("<a>", "<[2]>", "<also>"), 2):
+        assert answers(f'root ::= {one} "x" | {other} "y"', 2) == [0b0100, 0b0011]
+        assert answers(f'root ::= "x" {one} {other}', 0, 2, 2) == [0b0001, 0b0100, 0b0100, 0]
+        assert answers(f'root ::= !{one} "x" | <b> | "y" {other}', 1) == [0b1011, 0b0101]
+        assert answers(f'root ::= ({one} "x"){{2}} !{other}', 2, 0, 2, 0)[-1] == 0b0011
+    # the same grammar over a vocabulary where they are two tokens, in either order
+    apart = TokenMasker(vocab, control_ids=[2, 3], names={"<a>": 2, "<also>": 3})
+    grammar = Grammar.parse('root ::= <a> "x" | <also> "y"')
+    for order in ((masker, apart), (apart, masker)):
+        bound = grammar
+        for each in order:
+            bound = each.resolve(bound)
+            assert masker.mask(bound.state(each))[0] == (0b0100 if each is masker else 0b1100)
+
+
+def test_ids_given_for_names_are_not_looked_up_again():
+    """By no vocabulary, whatever it calls them, nor where the grammar is read again."""
+    masker = TokenMasker([b"x", b"", b""], control_ids=[1, 2], names={"<a>": 1})
+    grammar = Grammar.parse('root ::= <a> "x"').resolve({"<a>": 2})
+    state = masker.state(grammar)
+    for each in (grammar, Grammar.rebuild(grammar.describe()), pickle.loads(pickle.dumps(grammar))):
+        assert masker.state(each).mask().tolist() == [0b100]
+        assert each.matches([2, "x"]) and not each.matches([1, "x"])
+    masker.advance(state, 2)
+    assert GrammarState.restore(state.serialise(), masker=masker).mask().tolist() == [0b001]
+    assert grammar.source == 'root ::= <[2]> "x"\n' and grammar.resolve({"<a>": 1}) is grammar
 
 
 def test_code_points_may_straddle_tokens():
