@@ -23,10 +23,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _FILE = "owners.json"
 _LOOK = 1.0  # seconds between looks at whether an owner still lives
 _AGAIN = 0.5  # seconds after a ledger that did not answer
+_FEWEST = 256  # sessions that a replica may hold before it looks for unused ones
 _SERVE = "serve"  # the namespace of Ray Serve's actors
 
 
@@ -66,6 +68,8 @@ class SessionLedger:
                 if owner == replica:
                     return None
                 if owner is None or not await asyncio.to_thread(_lives, owner):
+                    if owner is not None:
+                        self._wanted.pop(owner, None)
                     await self._set(name, replica)
                     return None
                 if loop.time() >= until:
@@ -82,7 +86,7 @@ class SessionLedger:
     async def wanted(self, replica: str) -> list[str]:
         """Wait until others want sessions of a replica; their names."""
         async with self._changed:
-            await self._changed.wait_for(lambda: bool(self._wanted[replica]))
+            await self._changed.wait_for(lambda: bool(self._wanted.get(replica)))
             return sorted(self._wanted.pop(replica))
 
     async def release(self, names: list[str], replica: str) -> None:
@@ -114,8 +118,19 @@ def _lives(replica: str) -> bool:
     return True
 
 
+@dataclass(slots=True)
+class _Turn:
+    """Who claims or releases a session does so alone; `others`: how many do, or wait for it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    others: int = 0
+
+
 class SessionClaims:
-    """The sessions that one replica has. `save` saves and releases a session, or raises."""
+    """The sessions that one replica has. `save` saves and releases a session, or raises. Those
+    that nobody uses and that are not in memory are released: names that no session came of, and
+    sessions that were removed, or written to the folder to make room.
+    """
 
     def __init__(
         self,
@@ -125,14 +140,18 @@ class SessionClaims:
         *,
         seconds: float,
         failed: Callable[[str, str], None],
+        keeps: Callable[[str], bool],
     ) -> None:
-        """seconds: how long a claim waits. failed: called for a session that could not be saved."""
+        """seconds: how long a claim waits. failed: called for a session that could not be saved.
+        keeps: whether a session is in memory.
+        """
         self._ledger, self._replica, self._save = ledger, replica, save
-        self._seconds, self._failed = seconds, failed
+        self._seconds, self._failed, self._keeps = seconds, failed, keeps
         self._held: set[str] = set()
+        self._most = _FEWEST  # held, above which all are looked at, not only those of a request
         self._uses: Counter[str] = Counter()
         self._idle = asyncio.Condition()
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: dict[str, _Turn] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._listening = asyncio.ensure_future(self._listen())
 
@@ -149,7 +168,7 @@ class SessionClaims:
         taken: list[str] = []
         try:
             for name in sorted(set(names)):
-                async with self._locks[name]:
+                async with self._alone(name):
                     if name not in self._held:
                         await self._claim(name)
                         self._held.add(name)
@@ -159,8 +178,49 @@ class SessionClaims:
         finally:
             for name in taken:
                 self._uses[name] -= 1
+                if not self._uses[name]:
+                    del self._uses[name]
+            self._release_unused(taken)
             async with self._idle:
                 self._idle.notify_all()
+
+    @asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        """Claim or release a session while nobody else does."""
+        turn = self._turns.setdefault(name, _Turn())
+        turn.others += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.others -= 1
+            if not turn.others:
+                del self._turns[name]
+
+    def _unused(self, name: str) -> bool:
+        return name in self._held and name not in self._uses and not self._keeps(name)
+
+    def _release_unused(self, names: list[str]) -> None:
+        """Release those of these sessions, or of all once there are many, that are not here."""
+        many = len(self._held) > self._most
+        unused = [name for name in (self.names if many else names) if self._unused(name)]
+        if many:
+            self._most = max(_FEWEST, 2 * (len(self._held) - len(unused)))
+        for name in unused:
+            self._start(self._release(name))
+
+    async def _release(self, name: str) -> None:
+        """Release a session that is not here, unless it is wanted again."""
+        async with self._alone(name):
+            if self._unused(name):
+                self._held.discard(name)
+                with suppress(Exception):  # a ledger that begins anew asks for it when it is wanted
+                    await self._ledger.release.remote([name], self._replica)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
     async def _claim(self, name: str) -> None:
         owner = await self._ledger.claim.remote(name, self._replica, self._seconds)
@@ -181,13 +241,11 @@ class SessionClaims:
                 await asyncio.sleep(_AGAIN)
                 continue
             for name in names:
-                task = asyncio.ensure_future(self._let_go(name))
-                self._leaving.add(task)
-                task.add_done_callback(self._leaving.discard)
+                self._start(self._let_go(name))
 
     async def _let_go(self, name: str) -> None:
         """Release a session when no request runs on it; later requests claim it again."""
-        async with self._locks[name]:
+        async with self._alone(name):
             async with self._idle:
                 await self._idle.wait_for(lambda: not self._uses[name])
             if name in self._held:

@@ -59,6 +59,7 @@ class OxillamaReplica:
                 failed=lambda name, why: self._state.log.event(
                     "session_kept", session=name, error=why
                 ),
+                keeps=lambda name: self._state.sessions.named(name) is not None,
             )
         self._publisher = Publisher()
         self._closed = False

@@ -170,7 +170,10 @@ def test_a_session_is_one_replicas_at_a_time_and_saved_before_it_moves(tmp_path,
                 log.append((name, session))
 
             return SessionClaims(
-                Handle(ledger), name, save, seconds=0.3, failed=lambda *told: log.append(told)
+                *(Handle(ledger), name, save),
+                seconds=0.3,
+                failed=lambda *told: log.append(told),
+                keeps=lambda session: True,
             )
 
         a, b = claims("A"), claims("B")
@@ -196,6 +199,70 @@ def test_a_session_is_one_replicas_at_a_time_and_saved_before_it_moves(tmp_path,
         await a.close()
 
     asyncio.run(play())
+
+
+def test_a_replica_holds_sessions_that_are_in_its_memory_alone(tmp_path, monkeypatch):
+    """Clients may name any number of sessions that come to nothing, are deleted or stay on disk."""
+    monkeypatch.setattr(ledgers, "_lives", lambda name: True)
+    monkeypatch.setattr(ledgers, "_FEWEST", 8)
+    here = {f"kept-{i}" for i in range(3)}
+
+    async def play():
+        ledger, saved = SessionLedger(str(tmp_path)), []
+
+        async def save(session):
+            saved.append(session)
+
+        def claims(name):
+            return SessionClaims(
+                *(Handle(ledger), name, save),
+                seconds=5,
+                failed=lambda *told: saved.append(told),
+                keeps=here.__contains__,
+            )
+
+        async def settled(claims):
+            while claims._leaving:
+                await asyncio.gather(*claims._leaving)
+
+        a, b = claims("A"), claims("B")
+        for i in range(20):
+            async with a.using([f"none-{i}", f"kept-{i % 3}"]):
+                assert f"none-{i}" in a.names
+            await settled(a)
+        assert a.names == sorted(here) == sorted(await ledger.owners())
+        # those that leave memory later are found once there are many
+        most = 0
+        for i in range(60):
+            here.add(f"more-{i}")
+            await _once(a, f"more-{i}")
+            here.discard(f"more-{i}")
+            await settled(a)
+            most = max(most, len(a.names))
+        assert 3 < most <= 9 and here <= {*a.names} and a.names == sorted(await ledger.owners())
+        # one that is wanted again while it leaves stays
+        async with a.using(["none"]):
+            again = asyncio.ensure_future(_held(a, "none"))
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        assert "none" in a.names and (await ledger.owners())["none"] == "A"
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+        await settled(a)
+        assert "none" not in a.names
+        # and the others are handed over as ever
+        await _once(b, "kept-0")
+        assert saved == ["kept-0"] and b.names == ["kept-0"] and "kept-0" not in a.names
+        assert not (a._turns or a._uses or b._turns or b._uses)
+        await b.close()
+        await a.close()
+
+    asyncio.run(play())
+
+
+async def _held(claims, name):
+    async with claims.using([name]):
+        await asyncio.sleep(60)
 
 
 async def _once(claims, name):
