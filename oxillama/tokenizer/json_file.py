@@ -89,6 +89,7 @@ def read_tokenizer_json(
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"tokenizer.json: {error}, wanted JSON") from None
+    _check_merges(parsed)
     tokenizer = guarded(_tokenizer, text, "tokenizer.json")
     model = parsed.get("model") if isinstance(parsed, dict) else None
     if isinstance(model, dict) and model.get("dropout"):
@@ -142,6 +143,27 @@ def read_tokenizer_json(
         space_prefix="first" if first else "",
     )
     return vocabulary, JsonEncoder(tokenizer, not first)
+
+
+def _check_merges(parsed: Any) -> None:
+    """TokenizerError for a merge whose second part lacks the prefix of parts that continue a word.
+    The library cuts so many bytes off it all the same, within a character if need be, and what it
+    does with the pieces of that ends the process.
+    """
+    model = parsed.get("model") if isinstance(parsed, dict) else None
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    if not (isinstance(prefix, str) and prefix):
+        return
+    merges = model.get("merges")
+    for at, merge in enumerate(merges if isinstance(merges, list) else ()):
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if not (isinstance(parts, list) and parts and isinstance(parts[-1], str)):
+            continue  # the library says so
+        if not parts[-1].startswith(prefix):
+            raise TokenizerError(
+                f"tokenizer.json: model.merges[{at}]: found {parts[-1]!r:.40} at its end, wanted a "
+                f"part that begins with {prefix!r:.40} (continuing_subword_prefix)"
+            )
 
 
 def _tokenizer(text: str) -> Tokenizer:

@@ -375,6 +375,25 @@ def test_a_tokenizer_json_with_a_part_of_another_kind_is_refused_by_name(part, v
         TokenizerBridge.from_tokenizer_json(json.dumps(json_tokenizer() | {part: value}))
 
 
+def test_a_tokenizer_json_whose_merges_lack_the_prefix_of_its_parts_is_refused_by_name():
+    """The library cuts the prefix off by its length, and ends the process over half a character."""
+    vocabulary = {"a": 0, "\u65e5": 1, "a\u65e5": 2, "(b": 3, "ab": 4}
+    parts = {"normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None}
+
+    def made(merge, prefix):
+        model = {"type": "BPE", "vocab": vocabulary, "merges": [["a", "(b"], merge]}
+        model["continuing_subword_prefix"] = prefix
+        about = {"version": "1.0", "added_tokens": [], **parts, "model": model}
+        return TokenizerBridge.from_tokenizer_json(json.dumps(about))
+
+    assert made(["a", "(b"], "(").encode("ab") == [4]
+    for merge in (["a", "\u65e5"], "a \u65e5", ["a", "a"]):
+        with pytest.raises(
+            TokenizerError, match=r"merges\[1\]: found '.' at its end, .* with '\('"
+        ):
+            made(merge, "(")
+
+
 def test_a_tokenizer_json_that_is_not_utf8_is_refused_by_name(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(b'{"version": "\xff"}')
