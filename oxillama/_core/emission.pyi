@@ -1,7 +1,7 @@
 """Types of the emission of rule networks: see emission.pyx."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from typing_extensions import disjoint_base
 
@@ -18,7 +18,9 @@ NETWORK: int
 REGISTER: int
 TAKE: int
 FRESH: int
+Kept = TypeVar("Kept", bound=Callable[..., Any])
 
+def kept_by_ranges(function: Kept) -> Kept: ...
 def utf8_sequences(ranges: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], ...]]: ...
 def count_bounds(body: tuple[Any, ...], least: int, most: int) -> set[int]: ...
 

@@ -19,9 +19,23 @@ cdef enum:
     UNROLL_WEIGHT = 24      # repetitions up to this size are copied instead of counted
     INFINITE = 1 << 30
     OPEN_COUNT = (1 << 30) + 1
+    FEW_RANGES = 128
 
 
-@functools.lru_cache(maxsize=1 << 12)
+def kept_by_ranges(function):
+    """Results of a function of ranges (its first argument) are remembered: many of those for few ranges, few of those for many,
+    which are megabytes."""
+    few = functools.lru_cache(maxsize=1 << 12)(function)
+    many = functools.lru_cache(maxsize=4)(function)
+
+    @functools.wraps(function)
+    def found(ranges, *more):
+        return (few if len(ranges) <= FEW_RANGES else many)(ranges, *more)
+
+    return found
+
+
+@kept_by_ranges
 def utf8_sequences(ranges):
     """The byte-range sequences that spell the code points in `ranges` ((low, high) pairs) as UTF-8; surrogates have no spelling."""
     out = []

@@ -10,7 +10,6 @@ opposites, `\\p{...}` of general categories and a few binary properties, all cha
 (lookbehind): `GrammarError` names the construct and its position.
 """
 
-import functools
 from collections.abc import Callable
 
 from oxillama.errors import GrammarError
@@ -25,6 +24,7 @@ from oxillama.grammar.nodes import (
 )
 from oxillama.grammar.regex_reader import Reader
 from oxillama.grammar.regular import Dfa, Nfa
+from oxillama.grammar.remembered import remembered
 
 MAX_COPIES = 20_000
 
@@ -271,7 +271,8 @@ def _has_begin(tree: tuple) -> bool:
     return kind == "^" or kind in ("seq", "alt") and any(map(_has_begin, tree[1]))
 
 
-@functools.lru_cache(maxsize=512)
+# a tree takes up to 180 bytes for each character
+@remembered(64 << 20, weigh=lambda made, text: 512 + 256 * len(text))
 def parse_regex(text: str) -> Regex:
     """Reads an expression. Raises `GrammarError` with the position of what is malformed, not
     regular or not supported.
@@ -285,13 +286,13 @@ def parse_regex(text: str) -> Regex:
     return Regex(text, tree)
 
 
-@functools.lru_cache(maxsize=512)
+@remembered(256 << 20, weigh=lambda dfa, text: dfa.nbytes + 8 * len(text))
 def search_automaton(text: str) -> Dfa:
     """`parse_regex(text).search()`, remembered."""
     return parse_regex(text).search()
 
 
-@functools.lru_cache(maxsize=512)
+@remembered(16 << 20, weigh=lambda found, text, limit: 512 + 8 * len(text) + _size(found))
 def few_matches(text: str, limit: int) -> list[str] | None:
     """The texts in which an expression matches, if there are at most `limit`, else None.
     Remembered.
@@ -299,3 +300,8 @@ def few_matches(text: str, limit: int) -> list[str] | None:
     if parse_regex(text).lengths()[1] is None:
         return None
     return search_automaton(text).finite(limit)
+
+
+def _size(texts: list[str] | None) -> int:
+    """Bytes of texts in memory, about."""
+    return sum(64 + 4 * len(text) for text in texts or ())

@@ -10,6 +10,7 @@ import re
 import sys
 import unicodedata
 
+from oxillama._core.emission import kept_by_ranges
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import ANY, Ranges, complement, merge
 
@@ -300,7 +301,7 @@ def _cases() -> dict[int, tuple[int, ...]]:
     return {code: tuple(sorted(group)) for group in groups.values() for code in group}
 
 
-@functools.lru_cache(maxsize=256)
+@kept_by_ranges
 def any_case(ranges: Ranges) -> Ranges:
     """The code points of the ranges and all that differ from one of them in case alone."""
     cases = _cases()

@@ -93,6 +93,12 @@ class Dfa:
         moves = [[i + 1] for i in range(last)] + [[last if most is None else -1]]
         return cls([ANY], moves, [i >= least for i in range(last + 1)])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tables in memory, about."""
+        ranges = sum(map(len, self.symbols))
+        return 512 + self.moves.nbytes + self.accepts.nbytes + 192 * ranges
+
     def accepts_text(self, text: str) -> bool:
         """Whether the text is in the language."""
         if self._reader is None:

@@ -6,7 +6,6 @@ cannot be written exactly is refused (`refuse` raises, or warns if the compiler 
 widened.
 """
 
-import functools
 import itertools
 import threading
 import weakref
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from typing import cast
 
 from oxillama._core.cases import Case
+from oxillama._core.emission import kept_by_ranges
 from oxillama._core.expansion import MAX_CASES
 from oxillama.errors import GrammarError
 from oxillama.grammar.collector import paused_collector
@@ -499,7 +499,7 @@ class Emitter:
         return rule(self.number(("language", len(self.languages) - 1)))
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@kept_by_ranges
 def _spellable(ranges: Ranges, escaped: Ranges) -> tuple[Ranges, Ranges]:
     """What of the ranges is written raw, and what may be escaped; kept, because names share their
     letters from schema to schema.
@@ -507,7 +507,7 @@ def _spellable(ranges: Ranges, escaped: Ranges) -> tuple[Ranges, Ranges]:
     return intersect(ranges, sp.PLAIN), intersect(ranges, escaped)
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@kept_by_ranges
 def _spellable_but(letters: tuple[str, ...], escaped: Ranges) -> tuple[Ranges, Ranges]:
     """The same of all characters but these letters."""
     return _spellable(complement(merge((ord(c), ord(c)) for c in letters)), escaped)

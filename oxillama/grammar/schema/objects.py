@@ -32,6 +32,7 @@ from oxillama.grammar.nodes import (
 )
 from oxillama.grammar.regex import few_matches, parse_regex, search_automaton
 from oxillama.grammar.regular import MAX_NETWORK, Dfa, split
+from oxillama.grammar.remembered import remembered
 from oxillama.grammar.schema.document import contradicts
 from oxillama.grammar.schema.expander import MAX_NAMES
 from oxillama.grammar.schema.spelling import lone
@@ -322,7 +323,12 @@ def kinds_of(start: Dfa, sources: Sequence[str]) -> list[tuple[frozenset, Dfa]] 
     return [(frozenset(sources[i] for i in matched), dfa) for matched, dfa in found]
 
 
-@functools.lru_cache(maxsize=64)
+def _size(found: list[tuple[frozenset, Dfa]] | None, sources: tuple[str, ...]) -> int:
+    """Bytes of what `kinds` gives, and of the patterns."""
+    return 512 + 8 * sum(map(len, sources)) + sum(dfa.nbytes for _, dfa in found or ())
+
+
+@remembered(64 << 20, weigh=_size)
 def kinds(sources: tuple[str, ...]) -> list[tuple[frozenset, Dfa]] | None:
     """`kinds_of` all texts, remembered."""
     return kinds_of(Dfa.everything(), sources)

@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 
+from oxillama._core.emission import kept_by_ranges
 from oxillama.grammar.nodes import (
     ANY,
     CLASS,
@@ -92,7 +93,7 @@ def escape_compact(ranges: Ranges) -> tuple:
     return choice(*parts)
 
 
-@functools.lru_cache(maxsize=1024)
+@kept_by_ranges
 def escape_any(ranges: Ranges) -> tuple:
     """One character out of ranges as a short escape, or (controls and all beyond ASCII) as
     \\uXXXX.
@@ -111,7 +112,7 @@ def escape_any(ranges: Ranges) -> tuple:
     return choice(*parts, *([_coded(coded)] if coded else []))
 
 
-@functools.lru_cache(maxsize=1024)
+@kept_by_ranges
 def _coded(ranges: Ranges) -> tuple:
     """One character out of ranges as \\uXXXX, or as a pair of them."""
     units = [hex_digits(low, min(high, 0xFFFF), 4) for low, high in ranges if low <= 0xFFFF]
