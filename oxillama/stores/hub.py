@@ -287,6 +287,8 @@ def _whole(repo: str, what: str, download: Callable[[], str]) -> Path:
         if blob.name not in before:
             _check_hash(what, blob)
     _remove_unfinished(folder)
+    if not path.exists():
+        raise GgufError(f"{what}: came, and was removed by another process; wanted it again")
     return path
 
 
@@ -298,19 +300,22 @@ def _blobs(folder: Path | None) -> list[Path]:
 
 def _check_hash(what: str, blob: Path) -> None:
     """GgufError, with the file removed, if its SHA-256 is not its name, as that of large files is;
-    small ones are named after a hash of Git.
+    small ones are named after a hash of Git. Another process may check and remove it too.
     """
     if re.fullmatch("[0-9a-f]{64}", blob.name) is None:
         return
-    with blob.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with blob.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return
     if found == blob.name:
         return
     for link in (blob.parent.parent / "snapshots").glob("**/*"):
         if link.is_symlink() and link.resolve() == blob:
             what = f"{what.partition(':')[0]}: {link.name}"
-            link.unlink()
-    blob.unlink()
+            link.unlink(missing_ok=True)
+    blob.unlink(missing_ok=True)
     raise GgufError(
         f"{what}: damaged on its way from the Hugging Face hub: found SHA-256 {found[:16]}..., "
         f"wanted {blob.name[:16]}...; the file is removed"

@@ -22,6 +22,7 @@ import oxillama
 from oxillama import SpeculativeConfig, SpeculativeEngine, stores
 from oxillama.cli import main
 from oxillama.errors import ConfigError, GgufError, GgufNotFound
+from oxillama.stores import hub as hub_store
 from oxillama.stores.hub import choose, fetch_encoder, matching_encoder
 
 QUANTS = [f"m-{kind}.gguf" for kind in ("Q2_K", "Q4_K_M", "Q4_K_S", "Q8_0")]
@@ -827,6 +828,45 @@ def test_a_file_that_came_damaged_is_refused_and_removed(pull):
     assert "owner/set: m-00002-of-00002.gguf: damaged on its way" in err
     names = [path.name for path in pull.cache.glob("models--owner--set/snapshots/*/*")]
     assert names == ["m-00001-of-00002.gguf"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows lets few users make symbolic links")
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_damaged_file_that_two_downloads_remove_is_one_line_of_both(tmp_path, monkeypatch, when):
+    """Both wait for one download, look at what came, and one is first."""
+    folder = tmp_path / "models--owner--name"
+    blob, link = folder / "blobs" / ("0" * 64), folder / "snapshots/1/m.gguf"
+    for each in (blob, link):
+        each.parent.mkdir(parents=True)
+
+    def download():
+        blob.write_bytes(b"damaged")
+        link.symlink_to(blob)
+        return str(link)
+
+    def other():
+        for each in (blob, link):
+            each.unlink()
+
+    listed, digest = hub_store._blobs, hashlib.file_digest
+
+    def blobs(folder):
+        found = listed(folder)
+        if when == "before" and found:
+            other()
+        return found
+
+    def file_digest(file, name):
+        if when == "meanwhile":
+            other()
+        return digest(file, name)
+
+    monkeypatch.setattr(hub_store, "cached_folder", lambda repo: folder)
+    monkeypatch.setattr(hub_store, "_blobs", blobs)
+    monkeypatch.setattr(hashlib, "file_digest", file_digest)
+    told = {"before": "removed by another process", "meanwhile": "damaged on its way"}
+    with pytest.raises(GgufError, match=f"owner/name: m.gguf: .*{told[when]}"):
+        hub_store._whole("owner/name", "owner/name: m.gguf", download)
 
 
 def test_a_download_goes_on_where_the_connection_was_lost(pull):
