@@ -41,7 +41,6 @@ class Job:
         "abandoned",
         "call",
         "constraint",
-        "first_at",
         "id",
         "model",
         "params",
@@ -65,7 +64,6 @@ class Job:
         self.call, self.model, self.param, self.constraint = call, model, param, constraint
         self.params = params or {}
         self.requests: tuple[Request, ...] = ()
-        self.first_at = 0.0
         self.started = time.perf_counter()
         self.id = new_number()
         self.slot = -1
@@ -234,21 +232,19 @@ class Job:
         request = self.requests[0]
         submitted = request.submitted_at or self.started
         admitted = request.admitted_at or now
-        first = self.first_at or now
+        # the first token, which may have no text yet: the first piece comes later
+        first = request.first_at or request.ended_at or now
         last = max(each.token_at for each in self.requests) or now
         return {
             "queue": max(0.0, admitted - submitted),
             "prefill": max(0.0, first - admitted),
-            "decode": max(0.0, last - first) if self.first_at else 0.0,
+            "decode": max(0.0, last - first) if request.first_at else 0.0,
             "e2e": now - self.started,
         }
 
     def _progress(self) -> None:
         """Called in the engine's thread after every piece."""
-        now = time.perf_counter()
-        if not self.first_at:
-            self.first_at = now
-        self.state.moved_at = now
+        self.state.moved_at = time.perf_counter()
 
 
 def _requests_of(work: Any) -> tuple[Request, ...]:

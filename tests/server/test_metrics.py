@@ -94,6 +94,18 @@ def test_a_request_is_counted(server):
     assert share == tokens / steps
 
 
+def test_tokens_are_timed_when_they_are_drawn_not_when_they_have_a_text(server):
+    ask = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
+    text = server.ok("/v1/completions", ask)["choices"][0]["text"]
+    sample = f"vllm:inter_token_latency_seconds_sum{{{LABEL}}}"
+    before = value(server.get("/metrics").text, sample)
+    # the text so far may be the beginning of the stop string: there is none to give until the end
+    held = server.ok("/v1/completions", {**ask, "stop": text + "!"})
+    assert held["choices"][0]["text"] == text
+    assert server.logged()[-1]["decode_ms"] > 0
+    assert value(server.get("/metrics").text, sample) > before
+
+
 def test_requests_are_counted_by_route_and_status():
     with asking() as server:
         server.ok("/tokenize", {"content": "a"})
