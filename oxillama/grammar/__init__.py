@@ -3,6 +3,7 @@
 nodes        the tree every notation is turned into
 gbnf         reads and writes GBNF text; left_recursion: rewrites left-recursive rules as loops
 regex        ECMA regular expressions (regex_reader: their text) -> nodes and automata
+python_regex Python's regular expressions, matched against names
 regular      finite automata over code points: intersection, complement, difference
 remembered   results that are kept as far as their bytes fit
 schema       JSON Schema -> rules of a grammar

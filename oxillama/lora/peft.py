@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from oxillama.convert.safetensors import StoredTensor, check_unchanged, read_saf
 from oxillama.convert.shapes import transposed
 from oxillama.errors import ConvertError, GrammarError, LoraError
 from oxillama.gguf import GgufReader
-from oxillama.grammar.regex import search_automaton
-from oxillama.grammar.regular import Dfa
+from oxillama.grammar.python_regex import python_pattern
 from oxillama.lora.file import CONFIG, PICKLED, WEIGHTS, LoraFile, checked_pairs, fits_float32
 
 _PREFIX = "base_model.model."
@@ -60,11 +59,8 @@ _INERT = frozenset(
         "base_model_name_or_path",
         "corda_config",
         "eva_config",
-        "exclude_modules",
         "fan_in_fan_out",
         "inference_mode",
-        "layers_pattern",
-        "layers_to_transform",
         "loftq_config",
         "lora_dropout",
         "megatron_core",
@@ -72,11 +68,24 @@ _INERT = frozenset(
         "qalora_group_size",
         "revision",
         "runtime_config",
-        "target_modules",
         "task_type",
     ]
 )
-_READ = frozenset(["peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"])
+_READ = frozenset(
+    [
+        "peft_type",
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+    ]
+)
+_WANTED_MODULES = "wanted a list of names or a pattern"
 
 
 def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
@@ -103,8 +112,10 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
     experts: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
     hyper = _hyper(base, arch, label)
     ranks, alphas = (_patterns(config, name, label) for name in ("rank_pattern", "alpha_pattern"))
+    targets = _Targets(config, label)
     for module, (a, b, embedding) in modules.items():
         rule, places = rules[module]
+        targets.check(module, other=embedding or rule.targets[0].startswith("output."))
         scale = _scale(config, ranks, alphas, module, a.shape[0], label)
         if a.shape[0] != b.shape[1]:
             raise LoraError(
@@ -243,35 +254,130 @@ def _hyper(base: GgufReader, arch: str, label: str) -> Hyper:
     return Hyper({k: v for k, v in found.items() if isinstance(v, int)}, label)
 
 
-def _patterns(config: Mapping[str, Any], name: str, label: str) -> list[tuple[Dfa, Any]]:
+def _patterns(
+    config: Mapping[str, Any], name: str, label: str
+) -> list[tuple[Callable[[str], bool], Any]]:
     """Patterns of modules with their values, in order. A pattern matches the end of a name, as in
-    PEFT; automata take a time in proportion to it, whatever the pattern.
+    PEFT.
     """
     patterns = {} if config.get(name) is None else config[name]
     if not isinstance(patterns, dict):
         raise LoraError(
             f"{label}: {name}: found {patterns!r:.80}, wanted an object of patterns and values"
         )
+    return [
+        (_pattern(rf"(?:.*\.)?(?:{pattern})$", name, label), value)
+        for pattern, value in patterns.items()
+    ]
+
+
+def _pattern(text: str, name: str, label: str) -> Callable[[str], bool]:
     try:
-        return [
-            (search_automaton(rf"^(?:.*\.)?(?:{pattern})$"), value)
-            for pattern, value in patterns.items()
-        ]
+        return python_pattern(text)
     except GrammarError as error:
         raise LoraError(
             f"{label}: {name}: found what is no regular expression, or none that is read: {error}"
         ) from None
 
 
-def _valued(patterns: Sequence[tuple[Dfa, Any]], module: str, default: Any) -> Any:
+class _Targets:
+    """Which modules a configuration gives an adapter. PEFT leaves out the factors of all others
+    without a word, so that a folder with such factors is not what its writer had.
+    """
+
+    def __init__(self, config: Mapping[str, Any], label: str) -> None:
+        self.config, self.label = config, label
+        self.excluded = self._named("exclude_modules") if config.get("exclude_modules") else None
+        self.every_linear = False
+        found = config.get("target_modules")
+        if isinstance(found, str) and found.lower() == "all-linear":
+            self.every_linear = True
+        else:
+            self.named = self._named("target_modules")
+        self.layers = self._layers()
+
+    def check(self, module: str, *, other: bool) -> None:
+        """LoraError unless the module is one of them. other: it is an embedding or the head, which
+        are not among all linear layers.
+        """
+        if self.excluded is not None and self.excluded(module):
+            self._refuse(module, "exclude_modules")
+        if not (not other if self.every_linear else self.named(module)):
+            self._refuse(module, "target_modules")
+        listed = self.config["target_modules"]
+        if self.layers is not None and not (isinstance(listed, list) and module in listed):
+            layer = self._layer_of(module)
+            if layer is None or layer not in self.layers:
+                self._refuse(module, "layers_to_transform")
+
+    def _refuse(self, module: str, name: str) -> None:
+        raise LoraError(
+            f"{self.label}: {module}: has factors, wanted none: {CONFIG} leaves this module out by "
+            f"{name} {self.config[name]!r:.80}"
+        )
+
+    def _named(self, name: str) -> Callable[[str], bool]:
+        """Whether a value names a module: the ends of names, or a pattern of whole names."""
+        value = self.config.get(name)
+        if isinstance(value, str):
+            return _pattern(value, name, self.label)
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise LoraError(f"{self.label}: {name}: found {value!r:.80}, {_WANTED_MODULES}")
+        names, ends = frozenset(value), tuple(f".{one}" for one in value)
+        return lambda module: module in names or module.endswith(ends)
+
+    def _layers(self) -> frozenset[int] | None:
+        """The layers whose modules are meant, None for all."""
+        value = self.config.get("layers_to_transform")
+        if value is None or value == []:
+            if self.config.get("layers_pattern"):
+                raise LoraError(
+                    f"{self.label}: layers_pattern: found {self.config['layers_pattern']!r:.80} "
+                    "without layers_to_transform, wanted both or none"
+                )
+            return None
+        layers = value if isinstance(value, list) else [value]
+        if any(isinstance(one, bool) or not isinstance(one, int) for one in layers):
+            raise LoraError(
+                f"{self.label}: layers_to_transform: found {value!r:.80}, wanted numbers of layers"
+            )
+        if isinstance(self.config.get("target_modules"), str):
+            raise LoraError(
+                f"{self.label}: layers_to_transform: found {value!r:.80} beside target_modules "
+                f"{self.config['target_modules']!r:.80}, wanted a list of names there"
+            )
+        return frozenset(layers)
+
+    def _layer_of(self, module: str) -> int | None:
+        """The number of a module's layer: the first one behind a name, or behind one of those of
+        `layers_pattern`.
+        """
+        found = self.config.get("layers_pattern") or []
+        names = [found] if isinstance(found, str) else found
+        if not isinstance(names, list) or not all(
+            isinstance(one, str) and re.fullmatch(r"\w+", one) for one in names
+        ):
+            raise LoraError(
+                f"{self.label}: layers_pattern: found {found!r:.80}, wanted names of lists of "
+                "layers"
+            )
+        # without names some list within a module, as PEFT has it
+        ways = [rf"(?:^|.*?\.){name}\.(\d+)\." for name in names] or [r".*?\.[^.]*\.(\d+)\."]
+        match = next(filter(None, (re.match(way, module) for way in ways)), None)
+        return None if match is None else int(match[1])
+
+
+def _valued(
+    patterns: Sequence[tuple[Callable[[str], bool], Any]], module: str, default: Any
+) -> Any:
     """The value of the first pattern that matches."""
-    return next((value for dfa, value in patterns if dfa.accepts_text(module)), default)
+    return next((value for matches, value in patterns if matches(module)), default)
 
 
 def _scale(
     config: Mapping[str, Any],
-    ranks: Sequence[tuple[Dfa, Any]],
-    alphas: Sequence[tuple[Dfa, Any]],
+    ranks: Sequence[tuple[Callable[[str], bool], Any]],
+    alphas: Sequence[tuple[Callable[[str], bool], Any]],
     module: str,
     rank: int,
     label: str,

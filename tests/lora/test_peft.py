@@ -16,7 +16,14 @@ from oxillama.lora.peft import _rules_of
 from tests.convert.folders import save
 
 IDS = [1, 7, 3, 9, 4, 2, 8, 8, 5]
-CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "bias": "none", "use_rslora": False}
+CONFIG = {
+    "peft_type": "LORA",
+    "r": 4,
+    "lora_alpha": 6,
+    "bias": "none",
+    "use_rslora": False,
+    "target_modules": ".*",
+}
 
 
 def write_peft(folder, factors, **config):
@@ -155,6 +162,78 @@ def test_what_a_folder_asks_for_beyond_lora_is_refused_by_name(cases, tmp_path, 
         (stem / "adapter_model.safetensors").rename(stem / "adapter_model.bin")
         with pytest.raises(LoraError, match="bin: pickled weights are not read, wanted adapter_mo"):
             engine.load_lora(stem, name="pickled")
+
+
+# what peft 0.21 makes of a folder with factors of the modules of `LEFT_OUT` but for these options:
+# it gives each of those modules its factors, or leaves one out and says nothing
+QUERIES = [f"model.layers.{layer}.self_attn.q_proj" for layer in (0, 1)]
+MEANT = (
+    {"target_modules": ["q_proj", "no_proj"]},
+    {"target_modules": ["self_attn.q_proj"]},
+    {"target_modules": QUERIES},
+    {"target_modules": "all-linear"},
+    {"target_modules": r"(?:.*visual.*)|(?:\bmodel\.layers\.[\d]{1,}\.self_attn\.(?:q|k)_proj)"},
+    {"target_modules": r".*(?<!visual)\.q_proj"},
+    {"target_modules": ["q_proj"], "exclude_modules": ["k_proj", "proj"]},
+    {"target_modules": ["q_proj"], "exclude_modules": "q_proj"},
+    {"target_modules": ["q_proj"], "exclude_modules": []},
+    {"target_modules": ["q_proj"], "layers_to_transform": [0, 1]},
+    {"target_modules": ["q_proj"], "layers_to_transform": []},
+    {"target_modules": ["q_proj"], "layers_to_transform": [0, 1], "layers_pattern": "layers"},
+    {
+        "target_modules": ["q_proj"],
+        "layers_to_transform": [0, 1],
+        "layers_pattern": ["h", "layers"],
+    },
+    # a whole name is meant whatever the layers
+    {"target_modules": QUERIES, "layers_to_transform": [0]},
+)
+LEFT_OUT = (
+    ({"target_modules": ["v_proj"]}, "layers.0.self_attn.q_proj: has factors, .* target_modules"),
+    ({"target_modules": ["proj"]}, "target_modules"),
+    ({"target_modules": "q_proj"}, "target_modules 'q_proj'"),
+    ({"target_modules": r".*layers\.0\..*"}, "layers.1.self_attn.q_proj: .* target_modules"),
+    ({"target_modules": []}, r"target_modules \[\]"),
+    ({"target_modules": None}, "target_modules: found None, wanted a list of names or a pattern"),
+    ({"target_modules": [1]}, r"target_modules: found \[1\], wanted a list"),
+    ({"target_modules": r"(q)_proj\1"}, "target_modules: found what is no regular expression, or"),
+    ({"exclude_modules": ["q_proj"]}, "layers.0.self_attn.q_proj: .* exclude_modules"),
+    ({"exclude_modules": r".*\.1\..*"}, "layers.1.self_attn.q_proj: .* exclude_modules"),
+    ({"layers_to_transform": [0]}, r"layers.1.self_attn.q_proj: .* layers_to_transform \[0\]"),
+    ({"layers_to_transform": 1}, "layers.0.self_attn.q_proj: .* layers_to_transform 1"),
+    ({"layers_to_transform": [True]}, "layers_to_transform: found .True., wanted numbers"),
+    ({"layers_to_transform": [0, 1], "layers_pattern": "h"}, "q_proj: .* layers_to_transform"),
+    ({"layers_to_transform": [0, 1], "layers_pattern": "(h)+"}, "layers_pattern: found '.h.+'"),
+    ({"layers_pattern": "layers"}, "layers_pattern: found 'layers' without layers_to_transform"),
+    (
+        {"layers_to_transform": [0, 1], "target_modules": ".*"},
+        "layers_to_transform: found .0, 1. beside target_modules '.*', wanted a list",
+    ),
+)
+
+
+def test_factors_of_modules_that_the_config_leaves_out_are_refused(cases, tmp_path):
+    made = made_of(cases / "hf" / "llama", tmp_path / "changed")
+    factors = {name: values for name, values in made.items() if "q_proj" in name}
+    assert len(factors) == 2 * len(QUERIES)
+    with oxillama.load(cases / "arch" / "llama" / "f32.gguf", num_threads=1) as engine:
+        want = engine.logits(IDS, lora=write_peft(tmp_path / "plain", factors))
+        for at, config in enumerate(MEANT):
+            folder = write_peft(tmp_path / f"meant{at}", factors, **config)
+            assert engine.logits(IDS, lora=folder).tobytes() == want.tobytes(), config
+        for config, told in LEFT_OUT:
+            config = {"target_modules": ["q_proj"], **config}
+            with pytest.raises(LoraError, match=told):
+                engine.load_lora(write_peft(tmp_path / "peft", factors, **config))
+        # the head and embeddings are not among all linear layers
+        for module in ("lm_head", "model.embed_tokens"):
+            own = {name: values for name, values in made.items() if name.startswith(module)}
+            assert len(own) == 2
+            write_peft(tmp_path / "peft", own, target_modules="all-linear")
+            with pytest.raises(LoraError, match=f"{module}: has factors, .* 'all-linear'"):
+                engine.load_lora(tmp_path / "peft")
+            write_peft(tmp_path / "peft", own, target_modules=[module])
+            engine.load_lora(tmp_path / "peft", name=module)
 
 
 def test_experts_that_lack_one_or_differ_in_rank_are_refused(cases, tmp_path):
