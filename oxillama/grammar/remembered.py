@@ -26,11 +26,12 @@ def remembered(
         @wraps(function)
         def found(*args) -> T:
             nonlocal nbytes
-            with lock:
-                known = held.get(args)
-                if known is not None:
-                    held.move_to_end(args)
-                    return known[0]
+            try:  # without the lock, which takes longer than all of this
+                known = held[args]
+                held.move_to_end(args)
+                return known[0]
+            except KeyError:  # it is not there, or another thread has dropped it meanwhile
+                pass
             made = function(*args)
             size = weigh(made, *args)
             with lock:
