@@ -364,12 +364,12 @@ class Grammar:
         other._symbols = symbols
         other._repeated = repeated
         if repeated or self._repeated:
-            key = tuple(repeated.items())
-            same = self._twins.get(key)
+            twin = tuple(repeated.items())
+            same = self._twins.get(twin)
             if same is None:  # compiled once: states share its positions, and their masks
                 rules = self._merged(repeated)
                 made = Grammar(self.names, rules, tokens=self.tokens, limits=self.limits)
-                same = self._twins.setdefault(key, made)
+                same = self._twins.setdefault(twin, made)
             other._machine, other._make = same.current_machine(), same._make
         return other
 

@@ -282,7 +282,8 @@ def _pattern(text: str, name: str, label: str) -> Callable[[str], bool]:
 
 class _Targets:
     """Which modules a configuration gives an adapter. PEFT leaves out the factors of all others
-    without a word, so that a folder with such factors is not what its writer had.
+    without a word, so that a folder with such factors is not what its writer had. A configuration
+    without `target_modules`, which PEFT never writes, means all that have factors.
     """
 
     def __init__(self, config: Mapping[str, Any], label: str) -> None:
@@ -292,6 +293,8 @@ class _Targets:
         found = config.get("target_modules")
         if isinstance(found, str) and found.lower() == "all-linear":
             self.every_linear = True
+        elif found is None:
+            self.named = lambda module: True
         else:
             self.named = self._named("target_modules")
         self.layers = self._layers()
@@ -304,7 +307,7 @@ class _Targets:
             self._refuse(module, "exclude_modules")
         if not (not other if self.every_linear else self.named(module)):
             self._refuse(module, "target_modules")
-        listed = self.config["target_modules"]
+        listed = self.config.get("target_modules")
         if self.layers is not None and not (isinstance(listed, list) and module in listed):
             layer = self._layer_of(module)
             if layer is None or layer not in self.layers:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _NAME = re.compile(NAME_PATTERN[1:-1])
 _SNAPSHOT = ".session"
+_Messages = list[dict]  # a name, since `Sessions.list` hides the type in its class
 # what Windows takes for a device, whatever follows a '.'
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
@@ -60,7 +61,7 @@ class NamedSession:
     )
 
     def __init__(
-        self, name: str, model: ServedModel, session: Session, messages: list[dict] | None = None
+        self, name: str, model: ServedModel, session: Session, messages: _Messages | None = None
     ) -> None:
         self.name, self.model, self.session = name, model, session
         self.messages = messages
@@ -243,7 +244,7 @@ class Sessions:
             return named
 
     def create(
-        self, name: str, model: ServedModel, messages: list[dict] | None = None
+        self, name: str, model: ServedModel, messages: _Messages | None = None
     ) -> NamedSession:
         """A new session; 409 if there is one of that name."""
         with self._lock:

@@ -151,7 +151,9 @@ def _check_merges(parsed: Any) -> None:
     does with the pieces of that ends the process.
     """
     model = parsed.get("model") if isinstance(parsed, dict) else None
-    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    if not isinstance(model, dict):
+        return
+    prefix = model.get("continuing_subword_prefix")
     if not (isinstance(prefix, str) and prefix):
         return
     merges = model.get("merges")

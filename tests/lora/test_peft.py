@@ -170,6 +170,7 @@ QUERIES = [f"model.layers.{layer}.self_attn.q_proj" for layer in (0, 1)]
 MEANT = (
     {"target_modules": ["q_proj", "no_proj"]},
     {"target_modules": ["self_attn.q_proj"]},
+    {"target_modules": None},
     {"target_modules": QUERIES},
     {"target_modules": "all-linear"},
     {"target_modules": r"(?:.*visual.*)|(?:\bmodel\.layers\.[\d]{1,}\.self_attn\.(?:q|k)_proj)"},
@@ -194,7 +195,7 @@ LEFT_OUT = (
     ({"target_modules": "q_proj"}, "target_modules 'q_proj'"),
     ({"target_modules": r".*layers\.0\..*"}, "layers.1.self_attn.q_proj: .* target_modules"),
     ({"target_modules": []}, r"target_modules \[\]"),
-    ({"target_modules": None}, "target_modules: found None, wanted a list of names or a pattern"),
+    ({"target_modules": 1}, "target_modules: found 1, wanted a list of names or a pattern"),
     ({"target_modules": [1]}, r"target_modules: found \[1\], wanted a list"),
     ({"target_modules": r"(q)_proj\1"}, "target_modules: found what is no regular expression, or"),
     ({"exclude_modules": ["q_proj"]}, "layers.0.self_attn.q_proj: .* exclude_modules"),
