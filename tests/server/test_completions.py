@@ -1,8 +1,11 @@
 """`/v1/completions`: texts, ids, lists, echo, scores, and what is refused."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from oxillama.server.completions import AT_ONCE
+from oxillama.server.logprobs import LegacyLogprobs, chat_entries, legacy_token
 
 PATH = "/v1/completions"
 ASK = {"prompt": "Once upon a time", "max_tokens": 8, "seed": 3}
@@ -102,6 +105,23 @@ def test_logprobs_are_four_lists_of_one_length(server, engine):
     assert all(20 <= len(each) <= 21 for each in many["top_logprobs"])
     none = server.ok(PATH, {**ASK, "logprobs": 0})["choices"][0]["logprobs"]
     assert none["top_logprobs"] == [{}] * 8 and none["tokens"] == found["tokens"]
+
+
+def test_what_a_token_is_called_is_told_in_json(engine):
+    words = engine.tokenizer
+    part = next(each for each in range(words.vocab_size) if words.token_bytes(each) == b"\xe2")
+    assert legacy_token(words, part) == "bytes:\\xe2"
+    (letter,) = words.encode("x", add_special=False)
+    assert legacy_token(words, letter) == "x" and legacy_token(words, 3) == "<|im_end|>"
+    # JSON has no infinity: a token that cannot be drawn has the lowest of numbers
+    never = float("-inf")
+    found = SimpleNamespace(token=part, raw=never, raw_ids=(letter, 3), raw_values=(-0.5, never))
+    (entry,) = chat_entries([found], words, 2)
+    assert (entry["token"], entry["bytes"], entry["logprob"]) == ("\ufffd", [0xE2], -9999.0)
+    assert [each["logprob"] for each in entry["top_logprobs"]] == [-0.5, -9999.0]
+    lists = LegacyLogprobs(words, 1)
+    lists.add(part, never, (letter, 3), (-0.5, never))
+    assert lists.take()["top_logprobs"] == [{"x": -0.5, "bytes:\\xe2": -9999.0}]
 
 
 def test_a_prompt_is_scored_without_a_token(server, engine):

@@ -435,6 +435,19 @@ def test_a_choice_of_tools_is_held(server):
     assert "tool_calls" not in made
 
 
+def test_the_calls_of_a_stream_are_those_of_the_whole_answer(server):
+    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "clock", "parameters": parameters}}
+    body = {**CHAT, "tools": [tool], "options": {"num_predict": 250, "seed": 2}}
+    body["tool_choice"] = "required"
+    whole = server.ok("/api/chat", {**body, "stream": False})["message"]["tool_calls"]
+    found = [each["message"].get("tool_calls", []) for each in lines(server, "/api/chat", body)]
+    assert found[-1] == [] and max(map(len, found)) == 1  # each as soon as it is whole
+    calls = [call["function"] for each in found for call in each]
+    assert calls == [call["function"] for call in whole] and len(calls) > 1
+    assert [call["index"] for call in calls] == list(range(len(calls)))
+
+
 def test_a_text_is_cut_where_that_is_asked_for(server):
     body = {"model": MODEL, "input": "word " * 3000, "truncate": True}
     assert server.ok("/api/embed", body)["prompt_eval_count"] == 1024

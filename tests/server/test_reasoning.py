@@ -186,7 +186,13 @@ def test_reasoning_is_the_thinking_of_ollama(thinker):
         "stream": False,
         "options": {"num_predict": 9},
     }
-    assert thinker.ok("/api/chat", body)["message"]["thinking"]
+    body["options"]["seed"] = 3
+    whole = thinker.ok("/api/chat", body)["message"]
+    assert whole["thinking"] and whole["content"] == ""
+    lines = thinker.post("/api/chat", {**body, "stream": True}).text.splitlines()
+    messages = [json.loads(line)["message"] for line in lines]
+    assert "".join(each.get("thinking", "") for each in messages) == whole["thinking"]
+    assert {each["content"] for each in messages} == {""}
 
 
 @pytest.mark.parametrize(
