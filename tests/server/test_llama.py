@@ -151,6 +151,11 @@ def test_probabilities_of_tokens(server):
     assert len(entries) == 8 and all(len(each["top_logprobs"]) == 3 for each in entries)
     after = server.ok(PATH, {**ASK, "n_probs": 3, "post_sampling_probs": True})
     assert all(0 < each["prob"] <= 1 for each in after["completion_probabilities"])
+    for more, whole in (({}, entries), ({"post_sampling_probs": True}, None)):
+        wanted = after["completion_probabilities"] if whole is None else whole
+        chunks = server.chunks(PATH, {**ASK, "n_probs": 3, **more})
+        found = [one for each in chunks for one in each.get("completion_probabilities", ())]
+        assert found == wanted
 
 
 def test_the_engine_has_a_few_prompts_of_a_body_at_once(server, monkeypatch):
@@ -172,6 +177,15 @@ def test_prompts_of_several_kinds(server, engine):
     assert server.ok(PATH, {**ASK, "prompt": ids})["content"] == server.ok(PATH, ASK)["content"]
     mixed = server.ok(PATH, {**ASK, "prompt": [*ids[:2], " upon a time"]})
     assert mixed["content"] == server.ok(PATH, ASK)["content"]
+    # of texts and ids the first alone begins a text
+    begin, once = ids[0], engine.tokenize("Once", add_special=False)
+    for prompt, wanted in (
+        (["Once", 5, "Once"], [begin, *once, 5, *once]),
+        ([5, "Once"], [5, *once]),
+    ):
+        made = server.ok(PATH, {**ASK, "prompt": prompt})
+        assert made["prompt"] == engine.tokenizer.decode(wanted, skip_special=False)
+        assert made["tokens_evaluated"] == len(wanted)
     many = server.ok(PATH, {**ASK, "prompt": ["Once upon a time", ids]})
     assert [each["index"] for each in many] == [0, 1]
     assert many[0]["content"] == many[1]["content"]
