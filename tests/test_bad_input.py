@@ -742,6 +742,21 @@ def test_an_array_without_dimensions_is_no_list(engine, name):
             call(np.array("x"))
 
 
+class SlottedDrafter:
+    """What it costs cannot be remembered for as long as it lives."""
+
+    __slots__ = ()
+
+    def open(self, session):
+        pass
+
+    def propose(self, requests):
+        return [oxillama.Draft()] * len(requests)
+
+    def close(self, state, session):
+        pass
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [
@@ -756,6 +771,10 @@ def test_an_array_without_dimensions_is_no_list(engine, name):
         ),
         (lambda e: oxillama.PoolingMode("x"), "pooling: found 'x', wanted one of last, mean"),
         (lambda e: oxillama.Candidates(5), "drafter: found int, wanted a drafter"),
+        (
+            lambda e: e.generate("a", max_tokens=2, speculative=SlottedDrafter()),
+            "drafter: found a SlottedDrafter without weak references, wanted one with '__weakref",
+        ),
         (
             lambda e: oxillama.MemoryPressureProbe(high="x"),
             "watermarks: found low 0.75 and high 'x'",

@@ -12,6 +12,7 @@ How a candidate was made decides how it is accepted:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -125,6 +126,13 @@ class Candidates:
                 f"drafter: found {type(self.drafter).__name__}, wanted a drafter (open, propose, "
                 "close)"
             )
+        try:  # what is learnt of it is kept as long as it is, and no longer
+            weakref.ref(self.drafter)
+        except TypeError:
+            raise ConfigError(
+                f"drafter: found a {type(self.drafter).__name__} without weak references, wanted "
+                "one with '__weakref__' among its __slots__ (weakref_slot=True of a dataclass)"
+            ) from None
         for name in ("adaptive", "asked", "drawn", "alone"):
             checked_flag(name, getattr(self, name))
 
