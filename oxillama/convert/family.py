@@ -73,13 +73,13 @@ class Hyper:
 
     def at(self, layer: int | None) -> Hyper:
         """The same values, for a tensor of this layer."""
-        return Hyper(self.config, self.label, self.folder, layer, self.further, self.read)
+        return type(self)(self.config, self.label, self.folder, layer, self.further, self.read)
 
     def but(self, *names: str, **more: Any) -> Hyper:
         """The same without some values, or with others."""
         config = {name: value for name, value in self.config.items() if name not in names}
         config |= more
-        return Hyper(config, self.label, self.folder, self.layer, self.further, self.read)
+        return type(self)(config, self.label, self.folder, self.layer, self.further, self.read)
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of the names that is there and not null."""
@@ -380,13 +380,24 @@ class Family:
         return None
 
     def plain(self, name: str) -> str:
-        """A tensor's name without the family's prefixes."""
+        """A folder's name of a tensor as the rules have it: classes around a language model and
+        the family's own prefix others.
+        """
+        for prefix, plain in _WRAPPED:
+            name = plain + name.removeprefix(prefix) if name.startswith(prefix) else name
         for prefix in self.prefixes:
             name = name.removeprefix(prefix)
         return name
 
 
 FAMILIES: dict[str, Family] = {}
+_WRAPPED = (
+    ("thinker.", ""),
+    ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
+    ("language_model.", ""),
+    ("text_decoder.", ""),
+)
 
 
 def family(*classes: str, arch: str, rules: Mapping[str, str | Rule], **more: Any) -> Callable:

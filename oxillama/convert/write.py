@@ -77,13 +77,6 @@ _OTHER_PARTS = re.compile(
     r"(model\.)?(image_newline|view_seperator|codebook_offsets|audio_loss_weights)\Z|"  # spelled so
     r".*\.parametrizations\.weight\.\d+\.lora_[AB]\Z"  # adapters, files of their own too
 )
-_PREFIXES = (
-    ("thinker.", ""),
-    ("model.language_model.", "model."),
-    ("model.text_model.", "model."),
-    ("language_model.", ""),
-    ("text_decoder.", ""),
-)
 
 Progress = Callable[[int, int, str], None]
 
@@ -213,7 +206,7 @@ def _write(
     beyond: list[str] = []
     keys = Keys(family.arch)
     with read_from(hyper):
-        named = {original: _plain(original, family) for original in folder.tensors}
+        named = {original: family.plain(original) for original in folder.tensors}
         further = further_of(named, family, hyper, str(folder.path), mtp)
         hyper.further = further.count
         family.keys(hyper, keys)
@@ -356,7 +349,7 @@ class _Plan:
         further tokens.
         """
         behind = self._further.places.get(original)
-        plain = _plain(original, self._family)
+        plain = self._family.plain(original)
         if behind is None:
             if _OTHER_PARTS.match(original) or original.startswith(self._family.beside):
                 self.left_out.append(original)
@@ -450,20 +443,13 @@ class _Plan:
         self._singles[targets[0]] = single(original, tensor, rule, targets, hyper, self._wanted)
 
 
-def _plain(name: str, family: Family) -> str:
-    """A folder's name of a tensor as the family's rules have it."""
-    for prefix, plain in _PREFIXES:
-        name = plain + name.removeprefix(prefix) if name.startswith(prefix) else name
-    return family.plain(name)
-
-
 def _is_embedding(head: Tensor, folder: ModelFolder, family: Family) -> bool:
     """Whether a head that is said to be the embedding is: transformers does not tie two tensors of
     different numbers, whatever a configuration says, and writes such folders (Qwen 3 VL with
     experts: tied by the configuration of its text part, not by that of the whole).
     """
     for name, tensor in folder.tensors.items():
-        found = family.rule_of(_plain(name, family))
+        found = family.rule_of(family.plain(name))
         if found and "token_embd.weight" in [filled(to, found[1]) for to in found[0].targets]:
             return tensor.dtype == head.dtype and np.array_equal(tensor.data, head.data)
     return False

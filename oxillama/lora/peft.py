@@ -7,6 +7,7 @@ configuration with more than plain LoRA is refused by name.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.convert import families as _families  # noqa: F401  (importing it registers them)
-from oxillama.convert.family import FAMILIES, Family, Hyper, Rule
+from oxillama.convert.family import FAMILIES, Change, Family, Hyper, Rule
 from oxillama.convert.folder import read_whole
 from oxillama.convert.safetensors import StoredTensor, check_unchanged, read_safetensors
 from oxillama.convert.shapes import transposed
@@ -85,6 +86,9 @@ _READ = frozenset(
         "layers_pattern",
     ]
 )
+_COMPUTED = (
+    "a GGUF file stores values computed from this weight, to which low-rank factors cannot be added"
+)
 _WANTED_MODULES = "wanted a list of names or a pattern"
 
 
@@ -110,7 +114,7 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
     tensors: dict[str, np.ndarray] = {}
     scaled: dict[str, float] = {}
     experts: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
-    hyper = _hyper(base, arch, label)
+    made_by: dict[tuple[str, str | None], str] = {}  # the module of a tensor, or of an expert of it
     ranks, alphas = (_patterns(config, name, label) for name in ("rank_pattern", "alpha_pattern"))
     targets = _Targets(config, label)
     for module, (a, b, embedding) in modules.items():
@@ -122,11 +126,17 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
                 f"{label}: {module}: found A {a.shape} and B {b.shape}, wanted one rank"
             )
         if embedding:
+            if rule.values:
+                raise LoraError(f"{label}: {module}: {_COMPUTED}")
             a, parts = np.ascontiguousarray(a.T), [b]
         else:
-            parts = _rearranged(b, rule, hyper, f"{label}: {module}")
+            hyper = _hyper(base, arch, places.get("b"), label)
+            a, parts = _rearranged(a, b, rule, hyper, f"{label}: {module}")
         for target, part in zip(rule.targets, parts, strict=True):
             name = target.format(**{k: v for k, v in places.items() if v is not None})
+            other = made_by.setdefault((name, places.get("e")), module)
+            if other != module:
+                raise LoraError(f"{label}: {module} and {other} are both {name}")
             if scaled.setdefault(name, scale) != scale:
                 raise LoraError(f"{label}: {module}: scale {scale}, that of other experts differs")
             if places.get("e") is not None:
@@ -155,7 +165,7 @@ def _rules_of(
     found = None
     families = _families_of(arch, config)
     for made in families:
-        rules = {module: made.rule_of(module + ".weight") for module in modules}
+        rules = {module: _rule_of(made, module) for module in modules}
         here = {module: rule for module, rule in rules.items() if rule}
         if len(here) == len(rules):
             if found is not None and _as_stated(here) != _as_stated(found):
@@ -166,11 +176,15 @@ def _rules_of(
             found = here
     if found is None:
         unknown = next(
-            (m for m in modules if not any(f.rule_of(m + ".weight") for f in families)),
+            (m for m in modules if not any(_rule_of(f, m) for f in families)),
             next(iter(modules)),
         )
         raise LoraError(f"{label}: {unknown}: no tensor of a {arch} file is made of this module")
     return found
+
+
+def _rule_of(family: Family, module: str) -> tuple[Rule, dict[str, str]] | None:
+    return family.rule_of(family.plain(module + ".weight"))
 
 
 def _as_stated(rules: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,18 +254,65 @@ def _families_of(arch: str, config: Mapping[str, Any]) -> list[Family]:
     return [*{id(f): f for f in FAMILIES.values() if f.arch == arch}.values()]
 
 
-def _hyper(base: GgufReader, arch: str, label: str) -> Hyper:
-    """The configuration values that conversion rules need, from the keys of the GGUF file."""
-    keys = {
-        "num_attention_heads": "attention.head_count",
-        "num_key_value_heads": "attention.head_count_kv",
-        "head_dim": "attention.key_length",
-        "hidden_size": "embedding_length",
-        "num_hidden_layers": "block_count",
-        "intermediate_size": "feed_forward_length",
+class _FileHyper(Hyper):
+    """What a model's file says of the values of a config.json; one that it does not say is an
+    error and not a default.
+    """
+
+    def _said(self, *names: str) -> None:
+        if not any(name in self.config for name in names):
+            raise ConvertError(
+                f"{self.label}: {names[0]} is missing, wanted it in the model's file"
+            )
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        self._said(*names)
+        return super().get(*names, default=default)
+
+    def _typed(self, kind: str, names: Sequence[str], default: Any, accept: Callable) -> Any:
+        self._said(*names)
+        return super()._typed(kind, names, default, accept)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        self._said(name)
+        return super().flag(name, default=default)
+
+
+def _hyper(base: GgufReader, arch: str, layer: str | None, label: str) -> Hyper:
+    """The configuration values that conversion rules need, from the keys of the GGUF file. layer:
+    the number of the one that a tensor is of, for keys with a value for each.
+    """
+
+    def value(key: str) -> Any:
+        found = base.metadata.get(f"{arch}.{key}")
+        if isinstance(found, np.ndarray):
+            at = len(found) if layer is None else int(layer)
+            return int(found[at]) if at < len(found) else None
+        return found
+
+    heads, keys = value("attention.head_count"), value("attention.head_count_kv")
+    keys = heads if keys is None else keys
+    config = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "head_dim": value("attention.key_length"),
+        "hidden_size": value("embedding_length"),
+        # Falcon, whose two kinds of layers have the same rows for a number of keys
+        "num_kv_heads": keys,
+        "multi_query": None,
+        "new_decoder_architecture": None,
+        # Bamba
+        "attn_rotary_emb": value("rope.dimension_count"),
     }
-    found = {name: base.metadata.get(f"{arch}.{key}") for name, key in keys.items()}
-    return Hyper({k: v for k, v in found.items() if isinstance(v, int)}, label)
+    values = value("ssm.time_step_rank")
+    if values and value("ssm.group_count"):  # gated delta rules
+        config |= {
+            "linear_num_key_heads": value("ssm.group_count"),
+            "linear_num_value_heads": values,
+            "linear_key_head_dim": value("ssm.state_size"),
+            "linear_value_head_dim": value("ssm.inner_size") // values,
+        }
+    return _FileHyper(config, label)
 
 
 def _patterns(
@@ -399,27 +460,51 @@ def _scale(
     return alpha / (math.sqrt(rank) if stable else rank)
 
 
-def _rearranged(b: np.ndarray, rule: Rule, hyper: Hyper, label: str) -> list[np.ndarray]:
-    """The rows of B for each of the rule's targets."""
+def _rearranged(
+    a: np.ndarray, b: np.ndarray, rule: Rule, hyper: Hyper, label: str
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """A, and the rows of B for each of the rule's targets; or, where a file rearranges columns, A
+    with those and B.
+    """
     # of GPT-2's Conv1D, held transposed, PEFT's factors are those of the product all the same
     if rule.change is None or rule.change is transposed:
-        return [b]
+        return a, [b]
     if rule.values:
-        raise LoraError(
-            f"{label}: a GGUF file stores values computed from this weight, to which "
-            "low-rank factors cannot be added"
-        )
-    rows = np.arange(len(b), dtype=np.float32)
+        raise LoraError(f"{label}: {_COMPUTED}")
+    change, told = rule.change, f"{label}: B of {b.shape}"
     try:
-        probe = rule.change(np.stack([rows, rows + np.float32(0.5)], axis=1), hyper)
-        made = rule.change(b, hyper)
+        if _moves(change, len(b), 0, hyper):
+            return a, [np.ascontiguousarray(part) for part in _parts(change(b, hyper))]
     except (ConvertError, ValueError, IndexError, ZeroDivisionError) as error:
-        raise LoraError(f"{label}: B of {b.shape}: {error}") from error
-    probes, parts = (list(x) if isinstance(x, tuple) else [x] for x in (probe, made))
-    for each in probes:
-        if each.ndim != 2 or each.shape[1] != 2 or (each[:, 1] - each[:, 0] != 0.5).any():
-            raise LoraError(
-                f"{label}: a GGUF file rearranges more than the rows of this weight, "
-                "which low-rank factors cannot follow"
-            )
-    return [np.ascontiguousarray(part) for part in parts]
+        problem: Exception | None = error
+    else:
+        problem = None
+    if not isinstance(problem, ConvertError):
+        with contextlib.suppress(ConvertError, ValueError, IndexError, ZeroDivisionError):
+            if _moves(change, a.shape[1], 1, hyper):
+                (moved,) = _parts(change(a, hyper))
+                return np.ascontiguousarray(moved), [b]
+    if problem is not None:
+        raise LoraError(f"{told}: {problem}") from problem
+    raise LoraError(
+        f"{label}: a GGUF file rearranges more than the rows or the columns of this weight, "
+        "which low-rank factors cannot follow"
+    )
+
+
+def _moves(change: Change, count: int, axis: int, hyper: Hyper) -> bool:
+    """Whether a change of a weight moves rows (axis 0; or columns, 1) as wholes, and nothing
+    else.
+    """
+    numbers = np.arange(count, dtype=np.float32)
+    probes = _parts(change(np.stack([numbers, numbers + np.float32(0.5)], axis=1 - axis), hyper))
+    return all(
+        probe.ndim == 2
+        and probe.shape[1 - axis] == 2
+        and (np.diff(probe, axis=1 - axis) == 0.5).all()
+        for probe in probes
+    )
+
+
+def _parts(made: Any) -> list[np.ndarray]:
+    return list(made) if isinstance(made, tuple) else [made]

@@ -256,6 +256,17 @@ def test_experts_that_lack_one_or_differ_in_rank_are_refused(cases, tmp_path):
         engine.apply_lora(write_peft(tmp_path / "all", gate))
 
 
+def test_two_modules_of_one_tensor_are_refused(cases, tmp_path):
+    factors = made_of(cases / "hf" / "llama", tmp_path / "changed")
+    q = {name: v for name, v in factors.items() if "layers.0.self_attn.q_proj" in name}
+    twice = q | {name.removeprefix("model."): v for name, v in q.items()}
+    assert len(twice) == 4
+    with oxillama.load(cases / "arch" / "llama" / "f32.gguf", num_threads=1) as engine:
+        engine.load_lora(write_peft(tmp_path / "once", q))
+        with pytest.raises(LoraError, match="q_proj and .*q_proj are both blk.0.attn_q.weight"):
+            engine.load_lora(write_peft(tmp_path / "twice", twice))
+
+
 def test_a_module_that_two_families_read_otherwise_needs_the_name_of_one():
     def rule(module, **config):
         return _rules_of({module: None}, "granitehybrid", config, "folder")[module][0]

@@ -119,8 +119,9 @@ def _hybrid(h: Hyper, k: Keys, *, turned: bool) -> None:
 
 def _turned(h: Hyper) -> int:
     """Floats of a head that Bamba rotates: half of it where nothing is said, as in transformers."""
-    share = h.rope().get("partial_rotary_factor", 0.5)
-    return h.integer("attn_rotary_emb", default=int(share * h.head_dim))
+    if h.get("attn_rotary_emb") is not None:
+        return h.integer("attn_rotary_emb")
+    return int(h.rope().get("partial_rotary_factor", 0.5) * h.head_dim)
 
 
 def _paired_part(x: np.ndarray, h: Hyper, heads: int) -> np.ndarray:
