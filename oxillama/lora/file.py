@@ -53,7 +53,8 @@ class Pair:
 @dataclass(frozen=True, slots=True)
 class LoraFile:
     """An adapter as read from a file. alpha: 0 if products are not scaled by alpha / rank; scaled:
-    the factor of a pair, by tensor name, if it is not alpha / rank.
+    the factor of a pair, by tensor name, if it is not alpha / rank. lookups_only: the token
+    embedding changes and a head that is the same matrix does not.
     """
 
     label: str
@@ -61,6 +62,7 @@ class LoraFile:
     alpha: float
     pairs: Mapping[str, Pair] = field(repr=False)
     scaled: Mapping[str, float] = field(default_factory=dict, repr=False)
+    lookups_only: bool = False
 
     def scale_of(self, name: str) -> float:
         """The factor of a tensor's product, in addition to the caller's scale."""
@@ -74,6 +76,8 @@ class LoraFile:
         file.
         """
         hasher = blake3(self.architecture.encode())
+        if self.lookups_only:
+            hasher.update(b"\0lookups only")
         for name in sorted(self.pairs):
             pair = self.pairs[name]
             text = f"\0{name}\0{pair.a.shape}{pair.b.shape}{float(self.scale_of(name)).hex()}\0"

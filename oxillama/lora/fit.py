@@ -106,7 +106,7 @@ def _packed(
             entries.append((index, 0, pair.a, pair.b, lora.scale_of(table.name)))
             embedded.add(table.name)
         for segment, tensor in enumerate(op.params.get("weights", ()) if adaptable else ()):
-            if tensor.name not in lora.pairs:
+            if tensor.name not in lora.pairs or (tensor.name == EMBEDDING and lora.lookups_only):
                 continue
             pair = lora.pairs[tensor.name]
             if pair.stacked and tensor.start:  # some matrices of the tensor alone

@@ -70,6 +70,11 @@ def merge_lora(
                 raise ConfigError(f"{target}: is the adapter, wanted another file")
             lora = read_lora(path, reader)
             check_base(reader, lora)
+            if lora.lookups_only and scale:
+                raise LoraError(
+                    f"{path}: {EMBEDDING}: changes what tokens are read as alone, wanted a base "
+                    "with an output.weight of its own: one file cannot hold both matrices"
+                )
             found.append((lora, scale))
         if not found:
             raise ConfigError("adapters: found none, wanted at least one")

@@ -25,7 +25,15 @@ from oxillama.convert.shapes import transposed
 from oxillama.errors import ConvertError, GrammarError, LoraError
 from oxillama.gguf import GgufReader
 from oxillama.grammar.python_regex import python_pattern
-from oxillama.lora.file import CONFIG, PICKLED, WEIGHTS, LoraFile, checked_pairs, fits_float32
+from oxillama.lora.file import (
+    CONFIG,
+    EMBEDDING,
+    PICKLED,
+    WEIGHTS,
+    LoraFile,
+    checked_pairs,
+    fits_float32,
+)
 
 _PREFIX = "base_model.model."
 _NAME = re.compile(
@@ -126,6 +134,11 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
                 f"{label}: {module}: found A {a.shape} and B {b.shape}, wanted one rank"
             )
         if embedding:
+            if rule.targets != (EMBEDDING,):
+                raise LoraError(
+                    f"{label}: {module}: is an embedding, wanted that of tokens or a matrix of a "
+                    "product"
+                )
             if rule.values:
                 raise LoraError(f"{label}: {module}: {_COMPUTED}")
             a, parts = np.ascontiguousarray(a.T), [b]
@@ -150,7 +163,10 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
             )
         tensors[name + ".lora_a"] = np.stack([each[e][0] for e in sorted(each)])
         tensors[name + ".lora_b"] = np.stack([each[e][1] for e in sorted(each)])
-    made = LoraFile(label, arch, 0.0, checked_pairs(tensors, label), scaled)
+    pairs = checked_pairs(tensors, label)
+    # in PEFT an adapter of the embedding is not one of a head that is tied to it
+    lookups_only = EMBEDDING in pairs and "output.weight" not in base.tensors
+    made = LoraFile(label, arch, 0.0, pairs, scaled, lookups_only)
     try:
         check_unchanged(stored.values())
     except ConvertError as error:

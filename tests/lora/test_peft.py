@@ -14,6 +14,7 @@ from oxillama.convert import convert_folder
 from oxillama.convert.folder import ModelFolder
 from oxillama.lora.peft import _rules_of
 from tests.convert.folders import save
+from tests.lora.made import EMBEDDING, write_lora
 
 IDS = [1, 7, 3, 9, 4, 2, 8, 8, 5]
 CONFIG = {
@@ -37,14 +38,19 @@ def write_peft(folder, factors, **config):
 
 
 def is_embedding(name):
-    return name.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight"))
+    return name.endswith(
+        ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+    )
 
 
 def made_of(source, folder, scale=1.5, rank=4):
-    """(factors for PEFT, the folder of the model with their products added)."""
+    """(factors for PEFT, the folder of the model with their products added: a head that was tied to
+    the embedding stays as it was).
+    """
     model, rng = ModelFolder(source), np.random.default_rng(2)
     factors, changed = {}, {}
     conv1d = model.architecture == "GPT2LMHeadModel"
+    tied = not any(name in model.tensors for name in ("lm_head.weight", "embed_out.weight"))
     for name, stored in model.tensors.items():
         values = stored.floats().astype(np.float64)
         if values.ndim == 2 and "norm" not in name and not name.endswith(("wpe.weight", ".bias")):
@@ -55,6 +61,8 @@ def made_of(source, folder, scale=1.5, rank=4):
             if is_embedding(name):
                 b, a = a.T, b.T  # (hidden, rank) and (rank, vocabulary)
                 factors |= {f"{module}.lora_embedding_A": a, f"{module}.lora_embedding_B": b}
+                if tied:
+                    changed["lm_head.weight"] = values.astype(np.float32)
                 values = values + scale * (a.T.astype(np.float64) @ b.T)
             else:
                 factors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
@@ -63,11 +71,15 @@ def made_of(source, folder, scale=1.5, rank=4):
         changed[name] = values.astype(np.float32)
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
     save(folder / "model.safetensors", changed)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     return factors
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "phi3", "gpt2", "gptneox"]
+    "name",
+    ["llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "phi3", "gpt2", "gptneox"]
+    + ["bloom", "falcon7b"],
 )
 def test_factors_of_every_module_equal_the_changed_model(name, cases, tmp_path):
     factors = made_of(cases / "hf" / name, tmp_path / "changed")
@@ -254,6 +266,40 @@ def test_experts_that_lack_one_or_differ_in_rank_are_refused(cases, tmp_path):
             with pytest.raises(LoraError, match="factors of experts .*, wanted all of one rank"):
                 engine.apply_lora(folder)
         engine.apply_lora(write_peft(tmp_path / "all", gate))
+
+
+def test_adapters_of_an_embedding_leave_a_tied_head_alone(cases, tmp_path):
+    every = made_of(cases / "hf" / "gemma", tmp_path / "changed")
+    factors = {name: values for name, values in every.items() if "embed_tokens" in name}
+    assert len(factors) == 2
+    peft = write_peft(tmp_path / "peft", factors)
+    base = convert_folder(cases / "hf" / "gemma", tmp_path / "base.gguf", "F32").path
+    with pytest.raises(LoraError, match="token_embd.weight: changes what tokens are read as alone"):
+        oxillama.merge_lora(base, peft, tmp_path / "merged.gguf")
+    oxillama.merge_lora(base, [(peft, 0.0)], tmp_path / "merged.gguf")
+    with oxillama.load(base, num_threads=1, kv_type="f32") as engine:
+        alone = engine.load_lora(peft)
+        # a GGUF adapter of the same factors changes both, and is another one to a snapshot
+        a, b = (factors[f"model.embed_tokens.lora_embedding_{half}"] for half in "AB")
+        made = write_lora(tmp_path / "g.gguf", "gemma", {EMBEDDING: (a.T, b)}, alpha=6.0)
+        both = engine.load_lora(made)
+        assert both.fingerprint != alone.fingerprint
+        got = [engine.logits(IDS, lora=one) for one in ([], alone, both)]
+        assert not np.array_equal(got[1], got[2]) and not np.array_equal(got[0], got[1])
+
+
+def test_an_adapter_of_another_embedding_is_refused(cases, tmp_path):
+    base = convert_folder(cases / "hf" / "gpt2", tmp_path / "base.gguf", "F32").path
+    positions = ModelFolder(cases / "hf" / "gpt2").tensors["transformer.wpe.weight"].floats()
+    rows, columns = positions.shape
+    factors = {
+        "transformer.wpe.lora_embedding_A": np.ones((2, rows), np.float32),
+        "transformer.wpe.lora_embedding_B": np.ones((columns, 2), np.float32),
+    }
+    peft = write_peft(tmp_path / "peft", factors, r=2)
+    told = "transformer.wpe: is an embedding, wanted that of tokens"
+    with oxillama.load(base, num_threads=1) as engine, pytest.raises(LoraError, match=told):
+        engine.load_lora(peft)
 
 
 def test_two_modules_of_one_tensor_are_refused(cases, tmp_path):
