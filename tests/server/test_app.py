@@ -106,6 +106,7 @@ def test_a_key_has_as_many_requests_as_it_may(locked):
     refused, served = _while_one_runs(locked, one, then)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert locked.app.state.refused == 1
     assert served.status_code == 200
 
 
@@ -348,6 +349,26 @@ def test_health_tells_of_an_engine_that_failed():
         made = answer.json()["error"]
         assert (made["code"], made["type"]) == (503, "unavailable_error")
         assert server.post("/v1/completions", {"prompt": "a"}).status_code == 503
+
+
+def test_health_sees_steps_that_give_no_token():
+    """Of a long prompt, or of a program beside the server."""
+    with asking() as server:
+        state = server.app.state
+        (model,) = state.models.loaded()
+        before, end = state.moved_at, time.monotonic() + 20
+        model.engine.generate("Once", max_tokens=1)
+        while state.moved_at == before:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def test_nothing_begins_while_the_server_ends():
+    with asking() as server:
+        server.app.state.stopping = True
+        answer = server.post("/v1/completions", {"prompt": "a"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json()["error"]["code"] == "shutting_down"
 
 
 def test_health_tells_of_a_loop_that_stands_still():

@@ -279,7 +279,10 @@ def test_a_call_is_usable_when_its_arguments_are_whole():
     reply.take(ChatEvent(kind="arguments", index=0, arguments=": 1}"))
     assert usable() == [{"a": 1}]
     reply.take(ChatEvent(kind="call", index=1, name="g"))
-    reply.take(ChatEvent(kind="call_end", index=1, call=ToolCall("g", {})))
+    ((kind, (call, rest)),) = reply.take(
+        ChatEvent(kind="call_end", index=1, call=ToolCall("g", {}))
+    )
+    assert (kind, call["name"], rest) == ("arguments", "g", "{}")  # a stream has them too
     assert usable() == [{"a": 1}, {}]
 
 

@@ -37,6 +37,8 @@ def test_tokens_and_text(server, engine):
     pieces = server.ok("/tokenize", {"content": text, "with_pieces": True})["tokens"]
     assert [each["id"] for each in pieces] == plain
     assert [195] in [each["piece"] for each in pieces]
+    said = [each["piece"] for each in pieces if isinstance(each["piece"], str)]
+    assert "".join(said) == "Hello <|im_end|>"
     for ids in (bare, plain):  # control tokens too
         assert server.ok("/detokenize", {"tokens": ids}) == {"content": text, "prompt": text}
     assert server.refused("/detokenize", {"tokens": [2048]})["param"] == "tokens[0]"
@@ -288,8 +290,13 @@ def test_a_slot_is_saved_and_restored(server):
     assert server.refused("/slots/2?action=save", {"filename": "slot"})["param"] == "id_slot"
     restored = server.ok("/slots/2?action=restore", {"filename": "slot"})
     assert restored["n_restored"] == count
-    again = server.ok(PATH, {**ASK, "id_slot": 2})
+    # what is held is gone on with, without the cache of prefixes
+    alone = {**ASK, "id_slot": 2, "cache_prompt": False}
+    again = server.ok(PATH, alone)
     assert again["content"] == first["content"]
+    assert again["tokens_cached"] == first["tokens_evaluated"] - 1
+    server.ok("/slots/2?action=erase", {})
+    assert server.ok(PATH, alone)["tokens_cached"] == 0
 
 
 @pytest.mark.parametrize(

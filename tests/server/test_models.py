@@ -57,6 +57,7 @@ def test_models_of_a_folder_load_on_first_use(folder):
         assert server.refused(PATH, {**body, "model": "../one"}, 404)["param"] == "model"
         shutil.copy(folder / "one.gguf", folder / "three.gguf")
         assert server.ok(PATH, {**body, "model": "three.gguf"})["model"] == "three"
+        assert server.get("/v1/models/three.gguf").json()["id"] == "three"
 
 
 def test_a_set_of_shards_in_a_folder_is_one_model(folder):
@@ -183,6 +184,8 @@ def test_sessions_are_saved_to_make_room(folder, tmp_path):
         server.ok(PATH, {"model": "two", "prompt": "a", "max_tokens": 1})
         assert loaded(server) == ["two"]
         assert server.get("/v1/sessions/s").json()["loaded"] is False
+        assert server.ok("/v1/sessions/s/restore", {})["model"] == "one"
+        assert loaded(server) == ["one"]
         more = server.ok(PATH, {"model": "one", "session": "s", "max_tokens": 3})
     with asking(models_dir=folder) as server:
         body = {**body, "model": "one"}
@@ -388,6 +391,8 @@ def test_a_model_whose_file_is_removed_is_listed_while_it_is_in_memory(folder):
         before = server.get("/v1/models").json()
         path.unlink()
         assert server.get("/v1/models").json() == before
+        for where in ("/api/tags", "/api/ps"):  # of the file they say what is not known any more
+            assert server.get(where).json() == {"models": []}
         assert server.get("/v1/models/one").json() == before["data"][0]
         server.ok("/api/generate", {"model": "one", "keep_alive": 0})
         assert server.get("/v1/models").json()["data"] == []

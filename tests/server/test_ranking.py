@@ -23,7 +23,8 @@ def test_scores_are_those_of_the_engine(cases):
             assert [each["document"] for each in results] == [
                 {"text": TEXTS[one.index]} for one in wanted[:2]
             ]
-        body = {"query": QUERY, "documents": TEXTS, "return_documents": False}
+        body = {"query": QUERY, "documents": [{"text": text} for text in TEXTS]}
+        body["return_documents"] = False
         bare = [{"index": one.index, "relevance_score": one.score} for one in wanted]
         assert server.client.post("/rerank", json=body).json()["results"] == bare
         # the form of Text Embeddings Inference

@@ -141,6 +141,12 @@ def test_reasoning_that_is_not_to_be_seen_comes_back_by_its_signature(thinker):
     assert error["message"].startswith("messages[1].content[0].signature: found 'abc', wanted what")
 
 
+def test_a_block_without_text_is_no_message():
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    for empty in ({"type": "text", "text": ""}, {"type": "thinking", "thinking": ""}):
+        assert _of_assistant([use, empty], "m") == _of_assistant([use], "m")
+
+
 def test_reasoning_goes_back_as_it_was_packed(thinker):
     include = {"include": ["reasoning.encrypted_content"], "store": False}
     body = {"input": "Tell me a story", "max_output_tokens": 10, "seed": 3, **include}

@@ -84,6 +84,9 @@ def test_the_events_of_a_message_come_in_order(server):
         assert data["output_index"] == 0 and data["item_id"].startswith("msg_")
         if "output_text" in name or "content_part" in name:
             assert data["content_index"] == 0
+    part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    assert events[3][1]["part"] == part
+    assert events[-3][1]["part"] == {**part, "text": whole["output"][0]["content"][0]["text"]}
     text = "".join(data["delta"] for name, data in events if name.endswith("text.delta"))
     last = events[-1][1]["response"]
     assert text == last["output"][0]["content"][0]["text"]

@@ -229,7 +229,9 @@ def test_a_snapshot_of_another_writer_is_a_session_without_messages(tmp_path, no
 
 def test_sessions_are_made_listed_saved_and_deleted(tmp_path):
     with asking(sessions_dir=tmp_path) as server:
-        assert server.ok("/v1/sessions/x", {})["tokens"] == 0
+        talk = [{"role": "user", "content": "Hi"}]
+        made = server.ok("/v1/sessions/x", {"messages": talk})
+        assert (made["tokens"], made["messages"]) == (0, talk)
         assert server.refused("/v1/sessions/x", {}, 409)["code"] == "exists"
         assert server.refused("/v1/sessions/x/fork", {"to": "x"}, 409)["param"] == "to"
         assert server.refused(PATH, {"session": "x"})["param"] == "prompt"

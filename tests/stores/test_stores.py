@@ -206,6 +206,13 @@ def test_a_hugging_face_folder_is_converted_once(folder, tmp_path):
     assert second != first and stores.converted_files() == [second]
 
 
+def test_a_file_of_a_model_folder_is_taken_where_it_is_named(folder):
+    path = folder / "m-Q8_0.gguf"
+    shutil.copy(oxillama.embedded_path(), path)
+    assert stores.located(folder, file="Q8_0") == path
+    assert stores.located(folder) == stores.converted_files()[0]
+
+
 def test_a_folder_is_converted_anew_by_another_converter_and_for_other_bytes(folder, monkeypatch):
     first = stores.converted_file(folder)
     config = folder / "config.json"
