@@ -144,11 +144,6 @@ def test_a_full_queue_is_refused_with_retry_after():
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert answer.json()["error"]["code"] == "queue_full"
     assert sum(each["is_processing"] for each in slots) == 2
-    for each in slots:
-        (token,) = each["next_token"]
-        busy = each["is_processing"]
-        assert token["has_next_token"] is busy
-        assert token["n_remain"] == (900 - token["n_decoded"] if busy else -1)
     assert 'vllm:num_requests_running{model_name="oxillama-embedded"} 1' in metrics
     assert 'vllm:num_requests_waiting{model_name="oxillama-embedded"} 1' in metrics
     assert health["requests"] == 2
@@ -169,6 +164,28 @@ def test_a_full_queue_of_the_engine_is_one_of_the_server():
         assert server.ok("/v1/completions", {"prompt": "a", "max_tokens": 1})["choices"]
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert answer.json()["error"]["code"] == "queue_full"
+
+
+def test_slots_say_how_far_a_request_is():
+    with asking() as server:
+        (model,) = server.app.state.models.loaded()
+        worker = threading.Thread(target=lambda: server.post("/v1/completions", LONG))
+        worker.start()
+        end = time.monotonic() + 10
+        while not any(job.generated for job in server.app.state.active):
+            assert time.monotonic() < end
+        with model.engine.raw_loop():  # no step runs while it is open
+            busy, *free = server.get("/slots").json()
+        worker.join()
+    (token,) = busy["next_token"]
+    assert busy["is_processing"] and token["has_next_token"] and token["n_decoded"] > 0
+    assert token["n_remain"] == 900 - token["n_decoded"]
+    assert busy["n_prompt_tokens"] > 1 and busy["model"] == MODEL
+    assert len(free) == model.slots - 1
+    for each in free:
+        assert not each["is_processing"] and each["id_task"] == -1
+        (token,) = each["next_token"]
+        assert (token["n_remain"], token["n_decoded"]) == (-1, 0)
 
 
 def test_slots_show_the_same_options_of_every_route(server, monkeypatch):
