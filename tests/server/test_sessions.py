@@ -240,6 +240,10 @@ def test_sessions_are_made_listed_saved_and_deleted(tmp_path):
         assert saved["saved"] is True
         assert sorted(path.name for path in tmp_path.iterdir()) == ["x.session"]
         assert saved["bytes"] == (tmp_path / "x.session").stat().st_size
+        (tmp_path / "-x.session").write_bytes(b"no name of a session")
+        (listed,) = server.get("/v1/sessions").json()["data"]
+        assert (listed["name"], listed["loaded"], listed["saved"]) == ("x", True, True)
+        (tmp_path / "-x.session").unlink()
         deleted = server.client.delete("/v1/sessions/x").json()
         assert deleted == {"name": "x", "object": "session", "deleted": True}
         assert list(tmp_path.iterdir()) == []
@@ -279,9 +283,11 @@ def test_a_session_on_which_a_request_runs_stays(tmp_path):
             with pytest.raises(ApiError, match="a request is running on it"):
                 held.save_and_release("a")
             held.save_and_release_all(model)
+            forked = server.post("/v1/sessions/a/fork", {"to": "b"})
             (busy,) = server.get("/v1/sessions").json()["data"]
         worker.join()
-        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "session_busy")
+        for refused in (answer, forked):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_busy")
         assert (busy["name"], busy["busy"], busy["loaded"]) == ("a", True, True)
         found = server.get("/v1/sessions/a").json()
         assert (found["busy"], found["tokens"]) == (False, ended[0]["usage"]["total_tokens"])
