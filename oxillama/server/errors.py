@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
@@ -134,9 +135,11 @@ def bad(param: str, found: Any, wanted: str) -> ApiError:
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """A value for a message: on one line, shortened, and printable."""
+    """A value for a message: on one line, shortened, printable, and in JSON's words."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "an array"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     text = repr(value)
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= most else text[: most - 3] + "..."

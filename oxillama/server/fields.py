@@ -9,7 +9,7 @@ import oxillama
 from oxillama.options import response_constraint
 from oxillama.server import adapters
 from oxillama.server import options as table
-from oxillama.server.errors import ApiError, bad, missing, unsupported
+from oxillama.server.errors import ApiError, bad, missing, shown, unsupported
 from oxillama.server.models import ServedModel
 from oxillama.server.schema import (
     BOOLEAN,
@@ -259,5 +259,5 @@ def add_variables(given: dict[str, Any], found: Mapping[str, Any], *, path: str)
     for name, value in found.items():
         if given.setdefault(name, value) != value:
             raise bad(
-                f"chat_template_kwargs.{name}", given[name], f"{value!r} or none, as of {path}"
+                f"chat_template_kwargs.{name}", given[name], f"{shown(value)} or none, as of {path}"
             )

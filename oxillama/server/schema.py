@@ -10,10 +10,10 @@ unless it is required; one that is not known too, since nothing is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from oxillama.server.errors import ApiError, bad, missing, unknown
+from oxillama.server.errors import ApiError, bad, missing, shown, unknown
 from oxillama.server.hints import of_value
 
 Schema = Mapping[str, Any]
@@ -48,9 +48,9 @@ def check(value: Any, schema: Schema, path: str) -> None:
         if not any(_is(value, kind) for kind in kinds):
             raise bad(path, value, _wanted(schema))
     if "const" in schema and (value != schema["const"] or type(value) is not type(schema["const"])):
-        raise bad(path, value, repr(schema["const"]))
+        raise bad(path, value, shown(schema["const"]))
     if "enum" in schema and value not in schema["enum"]:
-        raise bad(path, value, f"one of {', '.join(map(str, schema['enum']))}")
+        raise bad(path, value, _listed(schema["enum"]))
     if isinstance(value, bool) or value is None:
         return
     if isinstance(value, (int, float)):
@@ -190,7 +190,7 @@ def _untagged(value: Any, variants: Any, path: str) -> ApiError | None:
         where, found = f"{path}.{name}", value.get(name)
         if found is None:
             return missing(where)
-        return bad(where, found, f"one of {', '.join(known)}") if found not in known else None
+        return bad(where, found, _listed(known)) if found not in known else None
     return None
 
 
@@ -236,15 +236,20 @@ _ARTICLES = {
 }
 
 
+def _listed(values: Iterable[str]) -> str:
+    """The values of an enum, as text; one that is empty would not be seen."""
+    return f"one of {', '.join(each or 'an empty string' for each in values)}"
+
+
 def _wanted(schema: Schema) -> str:
     """What a schema asks for, as text."""
     variants = schema.get("anyOf")
     if variants is not None:
         return " or ".join(dict.fromkeys(map(_wanted, variants)))
     if "enum" in schema:
-        return f"one of {', '.join(map(str, schema['enum']))}"
+        return _listed(schema["enum"])
     if "const" in schema:
-        return repr(schema["const"])
+        return shown(schema["const"])
     kinds = schema.get("type", ())
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     words = " or ".join(_ARTICLES[kind] for kind in kinds) or "another value"

@@ -343,7 +343,7 @@ def test_what_a_prompt_without_the_template_cannot_use_is_told(server, more, par
 def test_a_conversation_is_neither_shortened_nor_shifted(server, name):
     for path, body in (("/api/chat", CHAT), ("/api/generate", PROMPT)):
         assert server.ok(path, {**body, name: False, "stream": False})["done"] is True
-        assert server.refused(path, {**body, name: True}) == f"{name}: found True, wanted False"
+        assert server.refused(path, {**body, name: True}) == f"{name}: found true, wanted false"
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,8 @@ def test_how_a_model_is_loaded_is_the_servers_to_say(server):
     wrong = {"num_thread": 4, "num_batch": 64, "num_gpu": 1, "use_mmap": False, "use_mlock": True}
     wrong |= {"f16_kv": False, "logits_all": True, "embedding_only": True}
     for name, value in wrong.items():
-        told = f"options.{name}: found {value}, wanted {asked[name] if name != 'num_gpu' else ''}"
+        wanted = json.dumps(asked[name]) if name != "num_gpu" else ""
+        told = f"options.{name}: found {json.dumps(value)}, wanted {wanted}"
         assert server.refused("/api/chat", {**body, "options": {name: value}}).startswith(told)
 
 

@@ -123,9 +123,9 @@ def test_biases_as_llama_server_lists_them():
     "pair, said",
     [
         ([1.5, 3], "logit_bias[0][0]: found 1.5, wanted an integer in [0, 2147483647]"),
-        ([False, 3], "logit_bias[0][0]: found False, wanted an integer in [0, 2147483647]"),
+        ([False, 3], "logit_bias[0][0]: found false, wanted an integer in [0, 2147483647]"),
         ([3, -101], "logit_bias[0][1]: found -101, wanted a number in [-100, 100]"),
-        ([3, True], "logit_bias[0][1]: found True, wanted False"),
+        ([3, True], "logit_bias[0][1]: found true, wanted false"),
         ([3], "logit_bias[0]: found 1 items, wanted 2"),
     ],
 )

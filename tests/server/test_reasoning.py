@@ -311,7 +311,7 @@ def test_variables_against_the_level_are_refused(thinker):
     ):
         error = thinker.refused(path, {**CHAT, **given, **more})
         assert error["message"].startswith(
-            "chat_template_kwargs.enable_thinking: found False, wanted True or none, as of "
+            "chat_template_kwargs.enable_thinking: found false, wanted true or none, as of "
         )
     body = {**CHAT, **given, "reasoning_effort": "none"}
     assert thinker.ok("/v1/chat/completions", body)["choices"][0]["message"]["content"]

@@ -5,7 +5,19 @@ import pytest
 from oxillama.server import hints
 from oxillama.server.errors import ApiError
 from oxillama.server.routes import ROUTES
-from oxillama.server.schema import BOOLEAN, array, check_body, enum, integer, number, obj, one_of
+from oxillama.server.schema import (
+    BOOLEAN,
+    FALSE,
+    TRUE,
+    array,
+    check,
+    check_body,
+    enum,
+    integer,
+    number,
+    obj,
+    one_of,
+)
 
 BODY = obj(
     {
@@ -99,6 +111,22 @@ def objects(schema, path=""):
     yield path, schema.get("properties", {})
     for name, inner in schema.get("properties", {}).items():
         yield from objects(inner, f"{path}{name}.")
+
+
+@pytest.mark.parametrize(
+    "schema, value, told",
+    [
+        (BOOLEAN, None, "x: found null, wanted true or false"),
+        (integer(1, 8), True, "x: found true, wanted an integer in [1, 8]"),
+        (FALSE, True, "x: found true, wanted false"),
+        (TRUE, "yes", "x: found 'yes', wanted true"),
+        (enum("json", ""), "yaml", "x: found 'yaml', wanted one of json, an empty string"),
+    ],
+)
+def test_values_stand_in_errors_as_json_writes_them(schema, value, told):
+    with pytest.raises(ApiError) as caught:
+        check(value, schema, "x")
+    assert caught.value.message == told
 
 
 def test_a_hint_stands_beside_a_field_of_a_route_that_lacks_or_limits_what_it_is_for():
