@@ -148,6 +148,13 @@ def test_a_model_by_an_adapters_name(server, texts, files):
     assert server.refused("/v1/completions", {**ASK, "model": "mine"}, 404)["param"] == "model"
 
 
+def test_an_adapters_name_loads_its_model(server, texts):
+    server.ok("/api/generate", {"model": MODEL, "keep_alive": 0})
+    assert server.app.state.models.loaded() == []
+    assert said(server, model="two", lora=None) == texts["none"]  # which was given at 0
+    assert said(server, model="one") == texts["half"]
+
+
 def test_an_adapter_that_is_unloaded_stays_with_what_runs(server, texts):
     chunks, begun = [], threading.Event()
     wanted = server.ok("/v1/completions", {**ASK, "max_tokens": 200, "model": "one"})
