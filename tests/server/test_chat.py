@@ -499,6 +499,7 @@ REFUSED = [
         },
         "tools",
     ),
+    ({"messages": [*HI, {"role": "assistant"}, *HI]}, "messages[1].content"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
     (

@@ -336,6 +336,7 @@ def test_a_slot_is_saved_and_restored(server):
         ("/rerank", {"query": "a", "texts": ["b"], "return_documents": True}, RETURNED, 400),
         ("/rerank", {"query": "a", "documents": ["b"], "return_text": True}, "return_text", 400),
         ("/v1/score", {"text_1": "a"}, "text_2", 400),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1", 400),
         ("/v1/score", {"text_1": "a", "text_2": ["b"]}, "model", 400),
         ("/v1/load_lora_adapter", {"lora_name": "a"}, "lora_path", 400),
         ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/x"}, "lora_path", 404),

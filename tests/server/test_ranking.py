@@ -11,6 +11,7 @@ def test_scores_are_those_of_the_engine(cases):
     with oxillama.load(model) as engine:
         wanted = engine.rerank(QUERY, TEXTS)
         pairs = [engine.score(QUERY, text) for text in TEXTS]
+        matched = [engine.score(QUERY, TEXTS[1]), engine.score(TEXTS[0], QUERY)]
     with asking(model=str(model)) as server:
         for path in ("/rerank", "/v1/rerank"):
             found = server.client.post(path, json={"query": QUERY, "documents": TEXTS, "top_n": 2})
@@ -36,6 +37,9 @@ def test_scores_are_those_of_the_engine(cases):
         assert answer.json() == texts
         found = server.client.post("/v1/score", json={"text_1": QUERY, "text_2": TEXTS})
         assert [each["score"] for each in found.json()["data"]] == pairs
+        both = {"text_1": [QUERY, TEXTS[0]], "text_2": [TEXTS[1], QUERY]}
+        found = server.client.post("/v1/score", json=both).json()["data"]
+        assert [(each["index"], each["score"]) for each in found] == [*enumerate(matched)]
         long = server.client.post("/rerank", json={"query": QUERY, "documents": ["cat " * 9000]})
         assert (long.status_code, long.json()["error"]["param"]) == (400, "documents[0]")
         refused = server.client.post("/v1/completions", json={"prompt": "x"})
