@@ -46,7 +46,14 @@ def size(
 def trie(words: list[str], most: int) -> tuple[list[int], np.ndarray, np.ndarray] | None: ...
 def merged(table: np.ndarray, accepts: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
 def determinise(
-    skips: list[Any], eats: list[Any], members: list[Any], final: int, classes: int, limit: int
+    skips: list[Any],
+    eats: list[Any],
+    members: list[Any],
+    final: int,
+    classes: int,
+    limit: int,
+    moves: int,
+    work: int,
 ) -> tuple[np.ndarray, np.ndarray]: ...
 def refined(
     a: list[tuple[tuple[int, int], ...]], b: list[tuple[tuple[int, int], ...]]

@@ -4,18 +4,21 @@ A table is int32 (states, symbols): the next state, -1 where there is none; `acc
 caller's (`oxillama.grammar.regular`: ranges of code points). Everything is bounded: `limit` states, and `GrammarError` beyond.
 """
 from cpython.bytearray cimport PyByteArray_AsString
-from libc.stdint cimport int32_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc, qsort
 from libc.string cimport memcpy, memset
 
 import numpy as np
 
-from oxillama._core.sequences cimport Ints, Sequences, ascending, close_sequences, drop, intern, open_sequences, put, reserve
+from oxillama._core.sequences cimport Ints, Sequences, ascending, close_sequences, drop, find, intern, open_sequences, put, reserve
 
 from oxillama.errors import GrammarError
 
 cdef enum:
     FAR = 0x7FFFFFFF
+    PAUSE = 1 << 21         # units of work, some milliseconds, after which other threads have a turn
+    ALONE = 0, WITHIN, BESIDE  # how states are closed over, see `Subsets.close`
+    AT_ONCE = 1 << 20       # moves of one state that are sorted by symbol at once
 
 UNREACHABLE = FAR
 
@@ -522,104 +525,247 @@ def merged(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
 
 
 cdef class Subsets:
-    """The subset construction for an automaton without obligations: see `determinise`."""
+    """The subset construction for an automaton without obligations: see `determinise`.
 
-    cdef Ints skip_at, skip_to, skip_when, eat_at, eat_class, eat_to, work
+    A state of the result is a set of states: those that read something, may pass a "$", or accept; what empty edges lead through says no
+    more. Classes that every symbol belongs to (any character, where an expression may match anywhere) lead to the same states whatever
+    is read: these are closed once for each set, and found again by number, so that a symbol costs what it adds to them."""
+
+    cdef Ints skip_at, skip_to, skip_when, eat_at, eat_class, eat_to
+    cdef Ints part_at, parts            # the symbols of class c: parts[part_at[c]:part_at[c + 1]], ascending
+    cdef Ints work, common, joined, pair_to, known_sets
+    cdef Ints count, first              # of each symbol: the states it leads to, and where they are in pair_to
+    cdef Sequences sets, steps, commons # states of the result; (common set, what a symbol adds); common sets
     cdef int32_t *stamp
-    cdef int32_t now
-    cdef Py_ssize_t n
+    cdef int32_t *in_common
+    cdef uint8_t *matters
+    cdef int32_t now, now_common
+    cdef Py_ssize_t n, width, classes
+    cdef int64_t left, pause            # units of work that may follow; and before other threads have a turn
 
-    def __cinit__(self, list skips, list eats):
-        cdef Py_ssize_t s
-        self.n = len(skips)
-        self.stamp = <int32_t *>calloc(self.n + 1, sizeof(int32_t))
-        if self.stamp == NULL:
+    def __cinit__(self, list skips, list eats, list members, int final, Py_ssize_t classes, int64_t work):
+        cdef Py_ssize_t s, k
+        cdef int32_t kind
+        self.n, self.width, self.classes, self.left, self.pause = len(skips), len(members), classes, work, PAUSE
+        open_sequences(&self.sets)
+        open_sequences(&self.steps)
+        open_sequences(&self.commons)
+        self.stamp = <int32_t *>calloc(2 * self.n + 2, sizeof(int32_t))
+        self.matters = <uint8_t *>calloc(self.n + 1, 1)
+        if self.stamp == NULL or self.matters == NULL:
             raise MemoryError()
+        self.in_common = self.stamp + self.n + 1
         for s in range(self.n):
             put(&self.skip_at, <int32_t>self.skip_to.n)
             put(&self.eat_at, <int32_t>self.eat_to.n)
+            self.matters[s] = s == final
             for target, when in skips[s]:
+                kind = 1 if when == "^" else 2 if when == "$" else 0
                 put(&self.skip_to, target)
-                put(&self.skip_when, 1 if when == "^" else 2 if when == "$" else 0)
+                put(&self.skip_when, kind)
+                self.matters[s] |= kind == 2
             for number, target in eats[s]:
                 put(&self.eat_class, number)
                 put(&self.eat_to, target)
+                self.matters[s] = 1
         put(&self.skip_at, <int32_t>self.skip_to.n)
         put(&self.eat_at, <int32_t>self.eat_to.n)
+        for s in range(classes + 1):
+            put(&self.part_at, 0)
+        for k in range(self.width):
+            put(&self.count, 0)
+            put(&self.first, 0)
+            for number in members[k]:
+                if number < classes:
+                    self.part_at.data[<int32_t>number + 1] += 1
+        for s in range(classes):
+            self.part_at.data[s + 1] += self.part_at.data[s]
+        reserve(&self.parts, self.part_at.data[classes])
+        at = [self.part_at.data[s] for s in range(classes)]
+        for k in range(self.width):
+            for number in members[k]:
+                if number < classes:
+                    self.parts.data[<int32_t>at[number]] = <int32_t>k
+                    at[number] += 1
 
     def __dealloc__(self):
         drop(&self.skip_at); drop(&self.skip_to); drop(&self.skip_when); drop(&self.eat_at); drop(&self.eat_class); drop(&self.eat_to)
-        drop(&self.work)
+        drop(&self.part_at); drop(&self.parts); drop(&self.count); drop(&self.first)
+        drop(&self.work); drop(&self.common); drop(&self.joined); drop(&self.pair_to); drop(&self.known_sets)
+        close_sequences(&self.sets); close_sequences(&self.steps); close_sequences(&self.commons)
         free(self.stamp)
+        free(self.matters)
 
-    cdef int close(self, int marks) except -1:
-        """Closes `work` over empty edges whose assertion is in `marks` (bit 1: ^, bit 2: $); sorted, once each."""
+    cdef int spend(self, int64_t units) except -1:
+        """Counts work. Now and then other threads have a turn: nothing else here lets them."""
+        self.left -= units
+        if self.left < 0:
+            raise GrammarError("regular: takes too many steps to make deterministic")
+        self.pause -= units
+        if self.pause < 0:
+            self.pause = PAUSE
+            with nogil:
+                pass
+        return 0
+
+    cdef int close(self, int marks, int common) except -1:
+        """Closes `work` over empty edges whose assertion is in `marks` (bit 1: ^, bit 2: $), and keeps the states that matter; sorted,
+        once each. common: WITHIN marks all that it comes by as the common set, BESIDE leaves out that set and what it leads to."""
         cdef Py_ssize_t i = 0, k, n = 0
         cdef int32_t s
         self.now += 1
         while i < self.work.n:
             s = self.work.data[i]
             i += 1
-            if self.stamp[s] == self.now:
+            if self.stamp[s] == self.now or (common == BESIDE and self.in_common[s] == self.now_common):
                 continue
             self.stamp[s] = self.now
-            self.work.data[n] = s                # n <= i - 1: only what was read is written over
-            n += 1
+            if common == WITHIN:
+                self.in_common[s] = self.now_common
+            if self.matters[s]:
+                self.work.data[n] = s            # n <= i - 1: only what was read is written over
+                n += 1
             for k in range(self.skip_at.data[s], self.skip_at.data[s + 1]):
                 if self.stamp[self.skip_to.data[k]] != self.now and (self.skip_when.data[k] & ~marks) == 0:
                     put(&self.work, self.skip_to.data[k])
+        self.spend(i + n)
         self.work.n = n
         if n > 1:
             qsort(self.work.data, n, sizeof(int32_t), ascending)
         return 0
 
+    cdef int accepts(self, Py_ssize_t at, int final) except -1:
+        """Whether a text may end in a state."""
+        cdef Py_ssize_t i
+        self.work.n = 0
+        for i in range(self.sets.start.data[at], self.sets.start.data[at + 1]):
+            put(&self.work, self.sets.pool.data[i])
+        self.close(3 if at == 0 else 2, ALONE)
+        return self.stamp[final] == self.now
 
-def determinise(list skips, list eats, list members, int final, Py_ssize_t classes, Py_ssize_t limit):
+    cdef int leads_to_all(self, Py_ssize_t at) except -2:
+        """Finds what a state leads to whatever is read, closed, and marks it; the number of that set, -1 for none."""
+        cdef Py_ssize_t i, e, c
+        cdef int32_t s
+        self.work.n = 0
+        for i in range(self.sets.start.data[at], self.sets.start.data[at + 1]):
+            s = self.sets.pool.data[i]
+            for e in range(self.eat_at.data[s], self.eat_at.data[s + 1]):
+                c = self.eat_class.data[e]
+                if self.part_at.data[c + 1] - self.part_at.data[c] == self.width:
+                    put(&self.work, self.eat_to.data[e])
+        self.now_common += 1
+        self.close(0, WITHIN)
+        self.common.n = 0
+        for i in range(self.work.n):
+            put(&self.common, self.work.data[i])
+        return intern(&self.commons, self.common.data, self.common.n) if self.common.n else -1
+
+    cdef int scatter(self, Py_ssize_t at, Py_ssize_t begin) except -1:
+        """Sorts what a state leads to by symbol, of symbols from `begin` on as many as fit; returns the first that does not."""
+        cdef Py_ssize_t i, e, c, k, p, end = begin, total = 0, low, high
+        cdef int32_t s
+        cdef int64_t units = self.width
+        for k in range(begin, self.width):
+            self.count.data[k] = 0
+        for i in range(self.sets.start.data[at], self.sets.start.data[at + 1]):
+            s = self.sets.pool.data[i]
+            for e in range(self.eat_at.data[s], self.eat_at.data[s + 1]):
+                c = self.eat_class.data[e]
+                low, high = self.part_at.data[c], self.part_at.data[c + 1]
+                if high - low == self.width:
+                    continue
+                for p in range(low, high):
+                    if self.parts.data[p] >= begin:
+                        self.count.data[self.parts.data[p]] += 1
+                units += high - low + 1
+        self.spend(2 * units)
+        while end < self.width and (end == begin or total + self.count.data[end] <= AT_ONCE):
+            self.first.data[end] = <int32_t>total
+            total += self.count.data[end]
+            end += 1
+        self.pair_to.n = 0
+        reserve(&self.pair_to, total + 1)
+        for k in range(begin, end):
+            self.count.data[k] = self.first.data[k]
+        for i in range(self.sets.start.data[at], self.sets.start.data[at + 1]):
+            s = self.sets.pool.data[i]
+            for e in range(self.eat_at.data[s], self.eat_at.data[s + 1]):
+                c = self.eat_class.data[e]
+                low, high = self.part_at.data[c], self.part_at.data[c + 1]
+                if high - low == self.width:
+                    continue
+                for p in range(low, high):
+                    k = self.parts.data[p]
+                    if begin <= k < end:
+                        self.pair_to.data[self.count.data[k]] = self.eat_to.data[e]
+                        self.count.data[k] += 1
+        return <int>end
+
+    cdef int32_t led_to(self, int number, Py_ssize_t k) except -2:
+        """The state that symbol k leads to, from where `scatter` looked; -1 for none. number: of the common set."""
+        cdef Py_ssize_t i, j
+        cdef int32_t step, found
+        self.work.n = 0
+        for i in range(self.first.data[k], self.count.data[k]):
+            put(&self.work, self.pair_to.data[i])
+        if self.work.n:
+            self.close(0, BESIDE)
+        if number < 0:
+            return intern(&self.sets, self.work.data, self.work.n) if self.work.n else -1
+        put(&self.work, number)                  # behind the states: equal sets over equal ones are equal
+        step = find(&self.steps, self.work.data, self.work.n)
+        if step >= 0:
+            return self.known_sets.data[step]
+        self.joined.n = i = 0
+        for j in range(self.common.n):           # two sorted lists without a common state
+            while i < self.work.n - 1 and self.work.data[i] < self.common.data[j]:
+                put(&self.joined, self.work.data[i])
+                i += 1
+            put(&self.joined, self.common.data[j])
+        while i < self.work.n - 1:
+            put(&self.joined, self.work.data[i])
+            i += 1
+        self.spend(self.joined.n)
+        reserve(&self.known_sets, 1)
+        found = intern(&self.sets, self.joined.data, self.joined.n)
+        intern(&self.steps, self.work.data, self.work.n)
+        put(&self.known_sets, found)
+        return found
+
+
+def determinise(
+        list skips, list eats, list members, int final, Py_ssize_t classes, Py_ssize_t limit, Py_ssize_t moves, int64_t work):
     """The table of a nondeterministic automaton: `skips[s]` are (target, "" or "^" or "$"), `eats[s]` (class, target); `members[k]` says
-    which classes symbol k belongs to. State 0 starts, "^" edges can be passed only there, "$" edges only at the end."""
-    cdef Subsets nfa = Subsets(skips, eats)
-    cdef Sequences known
+    which classes symbol k belongs to. State 0 starts, "^" edges can be passed only there, "$" edges only at the end.
+
+    moves, work: the largest table, and how many steps may be taken, about as many as states are looked at."""
+    cdef Subsets nfa = Subsets(skips, eats, members, final, classes, work)
     cdef Ints flat
-    cdef Py_ssize_t at = 0, i, k, e, width = len(members)
-    cdef int32_t s, found
-    has = np.zeros((width, classes + 1), np.uint8)
-    cdef uint8_t[:, ::1] holds = has
-    for k in range(width):
-        for number in members[k]:
-            if number < classes:
-                holds[k, number] = 1
+    cdef Py_ssize_t at = 0, k, end, width = len(members)
+    cdef int number
     memset(&flat, 0, sizeof(Ints))
-    open_sequences(&known)
     accepts = bytearray()
     try:
         put(&nfa.work, 0)
-        nfa.close(1)
-        intern(&known, nfa.work.data, nfa.work.n)
-        while at < known.count:
-            nfa.work.n = 0
-            for i in range(known.start.data[at], known.start.data[at + 1]):
-                put(&nfa.work, known.pool.data[i])
-            nfa.close(3 if at == 0 else 2)
-            accepts.append(nfa.stamp[final] == nfa.now)
-            for k in range(width):
-                nfa.work.n = 0
-                for i in range(known.start.data[at], known.start.data[at + 1]):
-                    s = known.pool.data[i]
-                    for e in range(nfa.eat_at.data[s], nfa.eat_at.data[s + 1]):
-                        if holds[k, nfa.eat_class.data[e]]:
-                            put(&nfa.work, nfa.eat_to.data[e])
-                if nfa.work.n == 0:
-                    put(&flat, -1)
-                    continue
-                nfa.close(0)
-                found = intern(&known, nfa.work.data, nfa.work.n)
-                if known.count > limit or known.pool.n > 4096 * limit:
-                    raise GrammarError(f"regular: needs more than {limit} states")
-                put(&flat, found)
+        nfa.close(1, ALONE)
+        intern(&nfa.sets, nfa.work.data, nfa.work.n)
+        while at < nfa.sets.count:
+            if (at + 1) * width > moves:
+                raise GrammarError(f"regular: needs a table of more than {moves} moves")
+            accepts.append(nfa.accepts(at, final))
+            number = nfa.leads_to_all(at)
+            k = 0
+            while k < width:
+                end = nfa.scatter(at, k)
+                for k in range(k, end):
+                    put(&flat, nfa.led_to(number, k))
+                    if nfa.sets.count > limit or nfa.sets.pool.n > 4096 * limit or nfa.steps.pool.n > 4096 * limit:
+                        raise GrammarError(f"regular: needs more than {limit} states")
+                k = end
             at += 1
         return table_of(&flat, at, width), np.frombuffer(accepts, np.uint8)
     finally:
-        close_sequences(&known)
         drop(&flat)
 
 

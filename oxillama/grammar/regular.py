@@ -20,9 +20,11 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import ANY, NETWORK, ONE, TAKE, Ranges, merge, seq
 
 MAX_STATES = 6000
+MAX_THREADS = 2_000_000  # threads looked at to make one automaton with lookahead deterministic
 MAX_SPLIT = 8 * MAX_STATES  # states of the automaton from which those of a few kinds are taken
 MAX_NETWORK = 20_000  # states of one array's, object's or number's network
-MAX_TABLE = 16_000_000  # moves of one trie of words
+MAX_TABLE = 16_000_000  # moves of one trie of words, and of an automaton before it is the smallest
+MAX_STEPS = 400_000_000  # states looked at to make one automaton deterministic: about a second
 MAX_MEETING = 10_000_000  # pairs of states looked at to tell automata apart
 MAX_COUNTING = 100_000_000  # moves looked at for the lengths of one language
 OPEN_END = 1 << 30  # no longest text
@@ -373,6 +375,7 @@ class Nfa:
         self.looks: list[list[tuple[int, Dfa]]] = []
         self.classes: dict[Ranges, int] = {}
         self.final = -1
+        self.left = MAX_THREADS
 
     def state(self) -> int:
         """A new state."""
@@ -412,7 +415,16 @@ class Nfa:
                 if thread not in seen:
                     seen.add(thread)
                     todo.append(thread)
+        self._spend(len(todo))
         return frozenset(seen)
+
+    def _spend(self, threads: int) -> None:
+        """Counts threads that were looked at; GrammarError once they are too many."""
+        self.left -= threads
+        if self.left < 0:
+            raise GrammarError(
+                f"regular: lookahead needs more than {MAX_THREADS} steps to make deterministic"
+            )
 
     def determinise(self) -> Dfa:
         """The equal deterministic automaton (subset construction over threads), minimal."""
@@ -436,6 +448,8 @@ class Nfa:
                 self.final,
                 len(self.classes),
                 MAX_STATES,
+                MAX_TABLE,
+                MAX_STEPS,
             )
             return Dfa([ranges for ranges, _ in parts], moves, accepts).minimal()
         start = self._close([(0, frozenset())], "^")
@@ -453,6 +467,7 @@ class Nfa:
             row = []
             for part, (_, members) in enumerate(parts):
                 fresh = set()
+                self._spend(len(threads))
                 for state, owed in threads:
                     for number, target in self.edges[state]:
                         if number in members:

@@ -183,6 +183,42 @@ def test_hostile_patterns_raise():
             parse_regex(pattern).search()
 
 
+def test_ways_to_the_same_texts_are_one_state():
+    """However many alternatives lead there, and wherever in a text an expression may begin."""
+    letters = [chr(0x3400 + 2 * i) for i in range(200)]
+    each = "|".join(letters)
+    found = parse_regex(f"[{''.join(letters)}]{{3}}(?:{each}){{20}}").search()
+    assert found.moves.shape == (24, 201)
+    assert found.accepts_text("x" + "".join(letters[:23]))
+    assert not found.accepts_text("x".join(letters[:22]))
+    loops = "|".join(f"(?:{a}*{b})*" for a, b in zip(letters, letters[1:]))
+    found = parse_regex(f"(?:{loops})x").search()
+    assert found.moves.shape[0] == 2 and found.accepts_text("yx") and not found.accepts_text("y")
+
+
+def test_symbols_of_one_state_are_looked_at_in_turn():
+    """Where they lead to more states than are sorted at once: here each to all but one."""
+    count = 1100
+    classes = [f"[^{chr(0x3400 + 2 * i)}]" for i in range(count)]
+    found = parse_regex(f"^(?:{'|'.join(classes)})$").search()
+    assert found.moves.shape == (2, count + 1) and found.accepts_text(chr(0x3400))
+    assert not (found.moves[0] < 0).any() and (found.moves[1] < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("limit", "pattern", "told"),
+    [
+        ("MAX_STEPS", "(?:ab|cd|ef){1,9}", "takes too many steps to make deterministic"),
+        ("MAX_TABLE", "(?:ab|cd|ef){1,9}", "needs a table of more than 20 moves"),
+        ("MAX_THREADS", "(?:a(?!b).){1,9}", "lookahead needs more than 20 steps to make determini"),
+    ],
+)
+def test_the_work_for_an_automaton_is_bounded(monkeypatch, limit, pattern, told):
+    monkeypatch.setattr(regular, limit, 20)
+    with pytest.raises(GrammarError, match=f"regular: {told}"):
+        parse_regex(pattern).search()
+
+
 def test_unicode_classes():
     letters = parse_regex(r"^\p{Lu}\p{L}*$").search()
     assert letters.accepts_text("\u00c9cole") and not letters.accepts_text("\u00e9cole")
