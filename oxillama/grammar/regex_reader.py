@@ -9,6 +9,7 @@ import functools
 import re
 import sys
 import unicodedata
+from bisect import bisect_left, bisect_right
 
 from oxillama._core.emission import kept_by_ranges
 from oxillama.errors import GrammarError
@@ -286,9 +287,9 @@ class Reader:
 
 
 @functools.lru_cache(maxsize=1)
-def _cases() -> dict[int, tuple[int, ...]]:
+def _cases() -> tuple[dict[int, tuple[int, ...]], list[int]]:
     """Code points that differ from others in case alone (Unicode's simple case folding), with all
-    of their group.
+    of their group; and these code points, ascending.
     """
     groups: dict[str, set[int]] = {}
     for code in range(LAST_CASED + 1):
@@ -298,18 +299,19 @@ def _cases() -> dict[int, tuple[int, ...]]:
                 if other != char:
                     groups.setdefault(other, {ord(other)}).add(code)
                 break
-    return {code: tuple(sorted(group)) for group in groups.values() for code in group}
+    found = {code: tuple(sorted(group)) for group in groups.values() for code in group}
+    return found, sorted(found)
 
 
 @kept_by_ranges
 def any_case(ranges: Ranges) -> Ranges:
     """The code points of the ranges and all that differ from one of them in case alone."""
-    cases = _cases()
+    cases, codes = _cases()
     more = [
         (other, other)
-        for code, group in cases.items()
-        if any(low <= code <= high for low, high in ranges)
-        for other in group
+        for low, high in ranges
+        for code in codes[bisect_left(codes, low) : bisect_right(codes, high)]
+        for other in cases[code]
     ]
     return merge([*ranges, *more])
 
