@@ -117,15 +117,24 @@ class ImageHyper(MediaHyper):
             )
         return [Hyper({name: one}, self.images.label).number(name) for one in value]
 
-    def edge(self, name: str, *edges: str) -> int | None:
-        """The first of the edges that the image processor says of a size (`height`,
-        `longest_edge`); None for no such size.
+    def size(self, name: str, *edges: str) -> Hyper:
+        """The edges that the image processor says of a size, if any; ConvertError for others than
+        those named. A number is a square.
         """
-        size = self.images.get(name)
-        if isinstance(size, dict):
-            one = Hyper(size, f"{self.images.label}: {name}")
-            return one.integer(*edges, default=None)
-        return None
+        found = self.images.get(name, default={})
+        if isinstance(found, int) and not isinstance(found, bool) and "height" in edges:
+            found = {"height": found, "width": found}
+        if not isinstance(found, dict) or not {e for e in found if found[e] is not None} <= {
+            *edges
+        }:
+            raise ConvertError(
+                f"{self.images.label}: {name}: found {found!r:.80}, wanted {' and '.join(edges)}"
+            )
+        return Hyper(found, f"{self.images.label}: {name}")
+
+    def edge(self, name: str, *edges: str) -> int | None:
+        """The first of the edges that `size` has; None for none."""
+        return self.size(name, *edges).integer(*edges, default=None)
 
     def must_have(self, name: str, found: Any, *wanted: Any) -> None:
         """ConvertError where a value of the image processor is there and is none that the file
@@ -297,10 +306,14 @@ def activation(h: ImageHyper, k: Keys, **meant: str) -> None:
             k.flag(f"use_{name}", True)
 
 
-def square(h: ImageHyper, name: str) -> None:
-    """ConvertError where images become a square of another size than the encoder's."""
+def square(h: ImageHyper, name: str, side: int | None = None) -> None:
+    """ConvertError where a size is a square of other sides; by default those of the encoder's
+    image.
+    """
+    side = h.side("image_size") if side is None else side
+    size = h.size(name, "height", "width")
     for edge in ("height", "width"):
-        h.must_have(f"{name}: {edge}", h.edge(name, edge), h.side("image_size"))
+        h.must_have(f"{name}: {edge}", size.integer(edge, default=None), side)
 
 
 def limits(
@@ -320,12 +333,11 @@ def limits(
 
 def _pixels(h: ImageHyper) -> tuple[int | None, int | None]:
     """The fewest and the most pixels of an image that the image processor says."""
+    least, most = ("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")
+    size = h.size("size", *least, *most)
     low = h.images.integer("min_pixels", default=None)
     high = h.images.integer("max_pixels", default=None)
-    return (
-        low or h.edge("size", "shortest_edge", "min_pixels"),
-        high or h.edge("size", "longest_edge", "max_pixels"),
-    )
+    return low or size.integer(*least, default=None), high or size.integer(*most, default=None)
 
 
 def needed_limits(h: ImageHyper, k: Keys) -> int:

@@ -381,6 +381,42 @@ def test_settings_of_images_may_be_in_the_processors_file(tmp_path):
         ("gemma3", {"preprocessor_config": {"rescale_factor": 1.0}}, "rescale_factor: found 1.0"),
         ("gemma3", {"preprocessor_config": {"size": {"height": 70}}}, "height: found 70, wanted 5"),
         ("smolvlm", {"preprocessor_config": {"do_image_splitting": False}}, "wanted True"),
+        # sizes that other image processors are told; a number is a square
+        *(
+            (name, {"preprocessor_config": {key: value}}, told)
+            for name, key, value, told in (
+                ("gemma3", "size", 56, None),
+                ("gemma3", "size", 28, "size: height: found 28, wanted 56"),
+                ("gemma3", "size", {"shortest_edge": 56}, "wanted height and width"),
+                ("gemma3", "size", {"height": 56, "width": 56, "longest_edge": None}, None),
+                ("janus", "size", "56", "size: found '56', wanted height and width"),
+                ("internvl", "size", {"longest_edge": 56}, "size: found .*, wanted height and wid"),
+                ("gemma3n", "size", {"longest_edge": 256}, "size: found .*, wanted height and wid"),
+                ("smolvlm", "size", {"height": 112, "width": 112}, "wanted longest_edge"),
+                ("smolvlm", "max_image_size", 56, "max_image_size: found 56, wanted longest_edge"),
+                ("pixtral", "size", 112, "size: found 112, wanted longest_edge"),
+                ("pixtral", "size", {"height": 84, "width": 84}, "wanted longest_edge"),
+                ("pixtral", "patch_size", 28, "patch_size: found 28, wanted 14"),
+                ("pixtral", "patch_size", {"height": 14, "width": 14}, None),
+                (
+                    "pixtral",
+                    "patch_size",
+                    {"height": 14, "width": 28},
+                    "width: found 28, wanted 14",
+                ),
+                ("llava15", "size", 56, None),
+                ("llava15", "size", 28, "size: height: found 28, wanted 56"),
+                ("llava15", "size", {"shortest_edge": 28}, "shortest_edge: found 28, wanted 56"),
+                ("llava15", "crop_size", {"height": 56, "width": 28}, "width: found 28, wanted 56"),
+                (
+                    "qwen2vl",
+                    "size",
+                    {"height": 56, "width": 56},
+                    "wanted shortest_edge and min_pix",
+                ),
+                ("qwen2vl", "temporal_patch_size", 1, "temporal_patch_size: found 1, wanted 2"),
+            )
+        ),
         ("internvl", {"config": {"downsample_ratio": 0.3}}, "downsample_ratio: found 0.3, wanted"),
         ("lfm2vl", {"preprocessor_config": {"tile_size": 256}}, "tile_size: found 256, wanted 512"),
         ("mistral3", {"config": {"rms_norm_eps": 1e-6}}, None),

@@ -4,7 +4,7 @@ transformers is the same.
 
 from __future__ import annotations
 
-from oxillama.convert.encoder import Encoder, ImageHyper, described, encoder, spread
+from oxillama.convert.encoder import Encoder, ImageHyper, described, encoder, spread, square
 from oxillama.convert.encoders.pixtral import pixtral
 from oxillama.convert.encoders.siglip import LAYER, TOWER
 from oxillama.convert.family import Keys
@@ -75,6 +75,11 @@ def llava(h: ImageHyper, k: Keys) -> None:
     h.must_be("model_type", *_KINDS)
     layers = _feature_layers(h)
     described(h, k, "mlp", resample=3, layers=max(layers))
+    size, side = h.size("size", "shortest_edge", "height", "width"), h.side("image_size")
+    for edge in ("shortest_edge", "height", "width"):
+        h.must_have(f"size: {edge}", size.integer(edge, default=None), side)
+    if h.images.flag("do_center_crop", default=True):
+        square(h, "crop_size")
     k.flag("has_text_encoder", False)
     k.flag("has_llava_projector", True)
     h.whole.must_be("projector_hidden_act", "gelu")

@@ -86,8 +86,9 @@ def _ends(h: MediaHyper, end: str, *, last: bool = False) -> None:
 def gemma3nv(h: ImageHyper, k: Keys) -> None:
     """Files have the sizes that llama.cpp's converter writes; readers take those of tensors."""
     h.must_be("architecture", "mobilenetv5_300m_enc")
-    size = h.edge("size", "height") or 768
-    h.must_have("size: width", h.edge("size", "width"), size)
+    sides = h.size("size", "height", "width")
+    size = sides.integer("height", default=768)
+    h.must_have("size: width", sides.integer("width", default=None), size)
     h.must_have("image_seq_length", h.images.get("image_seq_length"), _SEEN)
     h.whole.must_be("vision_soft_tokens_per_image", _SEEN)
     _ends(h, "eoi_token_id")

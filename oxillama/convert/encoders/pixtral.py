@@ -14,6 +14,7 @@ from oxillama.convert.encoder import (
     encoder,
     rotation,
     spread,
+    square,
 )
 from oxillama.convert.family import Keys, Rule
 from oxillama.convert.safetensors import StoredTensor
@@ -87,6 +88,11 @@ def _keys(h: ImageHyper, k: Keys, projector: str) -> None:
     rotation(h, k)
     h.whole.must_be("projector_hidden_act", "gelu")
     h.whole.must_be("vision_feature_layer", -1)
+    patch = h.images.get("patch_size")
+    if isinstance(patch, dict):
+        square(h, "patch_size", h.side("patch_size"))
+    else:
+        h.must_have("patch_size", patch, h.side("patch_size"))
     longest = h.edge("size", "longest_edge")
     if longest is not None and longest != h.side("image_size"):
         k.u32("vision.preproc_image_size", longest)

@@ -56,6 +56,7 @@ def _shared(h: ImageHyper, k: Keys) -> None:
     k.f32("vision.attention.layer_norm_epsilon", 1e-6)  # that of every norm of the encoder
     h.must_have("patch_size", h.images.get("patch_size"), h.side("patch_size"))
     h.must_have("merge_size", h.images.get("merge_size"), h.integer("spatial_merge_size"))
+    h.must_have("temporal_patch_size", h.images.get("temporal_patch_size"), 2)
     limits(h, k, *_FEATURES)
 
 
