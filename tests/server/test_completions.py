@@ -176,6 +176,8 @@ def test_a_grammar_holds(server):
         ({"n": 0}, "n"),
         ({"n": 2, "best_of": 1}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"05": 1}}, "logit_bias"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"echo": "yes"}, "echo"),

@@ -3,13 +3,19 @@
 import json
 import os
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from oxillama.errors import ConfigError
+from oxillama.media.features import MediaFeatures
+from oxillama.media.placement import PlacedMedia, identities
+from oxillama.media.prompt import ImagePrompt
 from oxillama.server import ServerConfig, chat, create_app
 from oxillama.server.errors import ApiError
 from oxillama.server.models import ModelRegistry
+from oxillama.server.sessions import truncate_to_common_prefix
 from oxillama.snapshot.session import EngineSnapshot, Snapshots
 from tests.server.conftest import asking
 
@@ -185,6 +191,18 @@ def test_usage_tells_what_a_session_held_already(server):
     assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] // 3
     for name in ("counted", "fresh"):
         server.client.delete(f"/v1/sessions/{name}")
+
+
+def test_a_prompt_that_ends_in_an_image_takes_it_from_its_first_row():
+    """At least one token is evaluated, and an image is so as a whole."""
+    image = PlacedMedia(1, MediaFeatures(np.zeros((4, 2), np.float32)))
+    own = identities([7, 0, 0, 0, 0, 9], (image,))
+    cut = []
+    session = SimpleNamespace(identities=own, media=(image,), truncate=cut.append)
+    more = truncate_to_common_prefix(session, ImagePrompt([7, 0, 0, 0, 0], (image,)))
+    assert (cut, list(more), more.media) == ([1], [0] * 4, (PlacedMedia(0, image.features),))
+    whole = truncate_to_common_prefix(session, ImagePrompt([7, 0, 0, 0, 0, 9, 3], (image,)))
+    assert (cut, list(whole)) == ([1, 6], [3])
 
 
 def test_one_file_has_a_session_and_its_messages(tmp_path):
