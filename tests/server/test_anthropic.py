@@ -1,6 +1,7 @@
 """Anthropic's messages: blocks, the order of events, and its own form of errors."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -224,6 +225,9 @@ def test_models_are_listed_in_pages(tmp_path):
         assert page("limit=0") == "limit: found '0', wanted 1 to 1000"
         assert page("after_id=d") == "after_id: found 'd', wanted the id of a model"
         assert page("after_id=a&before_id=c").startswith("before_id: found 'c', wanted one of")
+        os.utime(tmp_path / "a.gguf", (86400, 86400))
+        made = server.get("/v1/models/a", headers={"anthropic-version": "2023-06-01"}).json()
+        assert (made["id"], made["created_at"]) == ("a", "1970-01-02T00:00:00Z")
 
 
 def test_a_reply_that_fills_the_context_says_so():

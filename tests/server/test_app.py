@@ -181,6 +181,7 @@ def test_slots_say_how_far_a_request_is():
     assert busy["is_processing"] and token["has_next_token"] and token["n_decoded"] > 0
     assert token["n_remain"] == 900 - token["n_decoded"]
     assert busy["n_prompt_tokens"] > 1 and busy["model"] == MODEL
+    assert busy["params"]["max_tokens"] == 900
     assert len(free) == model.slots - 1
     for each in free:
         assert not each["is_processing"] and each["id_task"] == -1

@@ -360,6 +360,7 @@ def test_adapters_are_listed(server):
 def test_models_are_listed(server):
     (model,) = server.get("/v1/models").json()["data"]
     assert (model["id"], model["object"]) == ("oxillama-embedded", "model")
+    assert model["max_model_len"] == model["meta"]["n_ctx"] == 1024
     assert server.get("/v1/models/oxillama-embedded").json() == model
     assert server.get("/v1/models/nope").status_code == 404
     assert server.get("/version").json() == {"version": oxillama.__version__}

@@ -206,6 +206,16 @@ def test_pages_that_are_only_cached_are_not_in_use():
         assert value(text, held) >= 5 and value(text, share) == 1
 
 
+def test_a_model_that_was_unloaded_keeps_its_counts():
+    with asking() as server:
+        server.ok("/v1/completions", {"prompt": "Once upon", "max_tokens": 2, "ignore_eos": True})
+        server.ok("/api/generate", {"model": "oxillama-embedded", "keep_alive": 0})
+        assert server.app.state.models.loaded() == []
+        text = server.get("/metrics").text
+    assert value(text, f"vllm:generation_tokens_total{{{LABEL}}}") == 2
+    assert value(text, "oxillama_server_models_loaded") == 0
+
+
 def test_a_model_that_is_being_unloaded_has_the_counts_of_its_requests_alone():
     with asking() as server:
         server.ok("/v1/completions", {"prompt": "Once upon", "max_tokens": 2, "ignore_eos": True})

@@ -422,6 +422,17 @@ def test_options_that_say_nothing_are_taken_with_a_text_to_embed(server):
     assert told == "options.temperature: found 0.5, wanted null"
 
 
+def test_a_format_is_any_object_or_that_of_a_schema(server):
+    options = {"num_predict": 60, "seed": 3}
+    any_one = server.ok("/api/chat", {**CHAT, "stream": False, "format": "json"})
+    assert any_one["message"]["content"].lstrip().startswith("{")
+    schema = {"const": {"a": 1}}
+    body = {**CHAT, "stream": False, "format": schema, "options": options}
+    assert json.loads(server.ok("/api/chat", body)["message"]["content"]) == {"a": 1}
+    body = {**PROMPT, "stream": False, "format": schema, "options": options}
+    assert json.loads(server.ok("/api/generate", body)["response"]) == {"a": 1}
+
+
 def test_a_choice_of_tools_is_held(server):
     parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}

@@ -173,6 +173,22 @@ def test_calls_and_their_outputs_go_back(server):
     assert by_id["output"][0]["content"] == as_items["output"][0]["content"]
 
 
+def test_calls_belong_to_the_assistants_message_before_them():
+    user = {"role": "user", "content": "Hi"}
+    said = {"role": "assistant", "content": "So"}
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "a", "output": "x"}
+
+    def roles(*items):
+        return [(each["role"], len(each.get("tool_calls", ()))) for each in _messages(items)]
+
+    alone = [("user", 0), ("assistant", 1), ("tool", 0)]
+    assert roles(user, call, output) == alone
+    assert roles(user, said, call, output) == alone
+    assert roles(user, call, call) == [("user", 0), ("assistant", 2)]
+    assert roles(call, output, call) == [("assistant", 1), ("tool", 0), ("assistant", 1)]
+
+
 def test_a_tool_of_a_namespace_is_called_by_both_names(server):
     mars = {**SPACE, "name": "mars", "tools": [{**TOOL, "description": "There."}]}
     body = {**FORCED, "tools": [TOOL, mars, SPACE]}
