@@ -24,6 +24,7 @@ MAX_THREADS = 2_000_000  # threads looked at to make one automaton with lookahea
 MAX_SPLIT = 8 * MAX_STATES  # states of the automaton from which those of a few kinds are taken
 MAX_NETWORK = 20_000  # states of one array's, object's or number's network
 MAX_TABLE = 16_000_000  # moves of one trie of words, and of an automaton before it is the smallest
+MAX_MEMBERS = 8_000_000  # classes that hold each of the code points that classes tell apart, summed
 MAX_STEPS = 400_000_000  # states looked at to make one automaton deterministic: about a second
 MAX_MEETING = 10_000_000  # pairs of states looked at to tell automata apart
 MAX_COUNTING = 100_000_000  # moves looked at for the lengths of one language
@@ -344,7 +345,7 @@ def _refined(a: list[Ranges], b: list[Ranges]) -> tuple[list[Ranges], np.ndarray
 
 def partition(sets: Iterable[Ranges]) -> list[tuple[Ranges, frozenset[int]]]:
     """Splits the code points in any of the sets by which of them hold each: (code points, indices
-    of the sets).
+    of the sets). GrammarError where these are too many in all.
     """
     sets = list(sets)
     marks: dict[int, list[int]] = {}
@@ -354,8 +355,13 @@ def partition(sets: Iterable[Ranges]) -> list[tuple[Ranges, frozenset[int]]]:
             marks.setdefault(high + 1, []).append(k)
     out: dict[frozenset[int], list] = {}
     active: set[int] = set()
-    before = 0
+    before = total = 0
     for at in sorted(marks):
+        total += len(active)
+        if total > MAX_MEMBERS:
+            raise GrammarError(
+                f"regular: {len(sets)} classes overlap at more than {MAX_MEMBERS} places"
+            )
         if active:
             out.setdefault(frozenset(active), []).append((before, at - 1))
         active.symmetric_difference_update(marks[at])

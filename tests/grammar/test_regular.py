@@ -210,6 +210,7 @@ def test_symbols_of_one_state_are_looked_at_in_turn():
     [
         ("MAX_STEPS", "(?:ab|cd|ef){1,9}", "takes too many steps to make deterministic"),
         ("MAX_TABLE", "(?:ab|cd|ef){1,9}", "needs a table of more than 20 moves"),
+        ("MAX_MEMBERS", "[a-o][b-n][c-m][d-l]", "5 classes overlap at more than 20 places"),
         ("MAX_THREADS", "(?:a(?!b).){1,9}", "lookahead needs more than 20 steps to make determini"),
     ],
 )
