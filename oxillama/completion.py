@@ -90,7 +90,8 @@ class Completion:
     - `finish_reason`: "stop", "length" (max_tokens or the end of the context), "cancelled",
       "timeout", or, in a chat that ended with tool calls, "tool_calls".
     - `logprobs`: where they were asked for, of each token; `prompt_logprobs`: of each prompt token
-      after the first (its log-probability, the likeliest ids, their log-probabilities).
+      after the first (its log-probability, the likeliest ids, their log-probabilities), and
+      `prompt_ranks`: the place of each of these among all tokens, 1 for the likeliest.
     - `content`, `reasoning`, `tool_calls`, `malformed_calls`: of a chat, the answer without
       reasoning and calls (`text` is all of the reply), what came before it, the calls, and what
       began like one.
@@ -113,6 +114,7 @@ class Completion:
     speculation: SpecStats | None = None
     timings: Timings = field(default=Timings(), compare=False)
     pieces: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    prompt_ranks: tuple[int, ...] = ()
 
     def message(self) -> dict[str, Any]:
         """The reply as a message of the conversation, for the next `chat`."""

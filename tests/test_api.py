@@ -303,6 +303,12 @@ def test_logprobs_are_of_the_rows_drawn_from(engine):
     assert len(done.prompt_logprobs) == len(ids) - 1
     for i, (own, top, _) in enumerate(done.prompt_logprobs):
         assert abs(own - table[i, ids[i + 1]]) < 1e-4 and len(top) == 2
+    orders = [list(np.argsort(-row)) for row in rows]
+    assert done.prompt_ranks == tuple(
+        1 + order.index(token) for order, token in zip(orders, ids[1:])
+    )
+    both = engine.generate(ids, max_tokens=1, n=2, prompt_logprobs=0)
+    assert [each.prompt_ranks for each in both] == [done.prompt_ranks] * 2
 
 
 @pytest.mark.parametrize(

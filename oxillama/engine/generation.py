@@ -510,12 +510,16 @@ def _words(
 
 
 def _want_prompt_logprobs(request: GenerateRequest, top: int) -> None:
-    """Make the loop report the log-probability of every prompt token after the first."""
-    tokens, out = request.session.tokens, request.prompt_logprobs
+    """Make the loop report the log-probability and the rank of every prompt token after the
+    first.
+    """
+    tokens, out, ranks = request.session.tokens, request.prompt_logprobs, request.prompt_ranks
 
     def rows(first: int, values: np.ndarray) -> None:
         for position, row in enumerate(values, first):
             if position + 1 < request.prompt_tokens and len(out) <= position:
-                out.append(token_logprobs(row, tokens[position + 1], top=top))
+                token = tokens[position + 1]
+                out.append(token_logprobs(row, token, top=top))
+                ranks.append(1 + int(np.count_nonzero(row > row[token])))
 
     request.on_rows = rows

@@ -623,11 +623,11 @@ class StepLoop:
             each = request.siblings[0]
             if each in self.tracker.in_flight:
                 each.session.kv, each.session.pending = request.session.kv.fork(), row.copy()
-                each.prompt_logprobs, each.on_rows, each.cached = (
+                each.prompt_logprobs, each.prompt_ranks = (
                     request.prompt_logprobs,
-                    None,
-                    each.prompt_tokens,
+                    request.prompt_ranks,
                 )
+                each.on_rows, each.cached = None, each.prompt_tokens
                 self._begin(each)
             request.siblings = request.siblings[1:]
 

@@ -366,6 +366,7 @@ class GenerateRequest(Request):
         "min_tokens",
         "pieces",
         "prompt_logprobs",
+        "prompt_ranks",
         "read",
         "seed",
         "shift_keep",
@@ -415,6 +416,7 @@ class GenerateRequest(Request):
         self.pieces: list[tuple[str, int]] = []  # (text, tokens generated when it came)
         self.logprobs: list[Logprobs] = []
         self.prompt_logprobs: list[tuple[float, list[int], list[float]]] = []
+        self.prompt_ranks: list[int] = []  # of the same tokens; 1 is the likeliest
         self.read: Callable[[Completion], Completion] | None = None  # reads a chat's reply
         # makes a reader of the pieces of a chat's reply
         self.events: Callable[[], Any] | None = None
@@ -471,6 +473,7 @@ class GenerateRequest(Request):
             self.seed,
             tuple(self.logprobs),
             tuple(self.prompt_logprobs),
+            prompt_ranks=tuple(self.prompt_ranks),
             speculation=speculation.stats()
             if speculation is not None and speculation.reported
             else None,

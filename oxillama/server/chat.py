@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +32,7 @@ from oxillama.server.fields import (
     TEMPLATE,
     VERBOSITY,
     VLLM_DEFAULTS,
+    VLLM_TOKENS,
     check_stream_options,
     constrain,
     options_of,
@@ -39,9 +40,10 @@ from oxillama.server.fields import (
     too_long,
     top_logprobs_of,
     variables_of,
+    want_tokens,
 )
 from oxillama.server.ids import new_id
-from oxillama.server.logprobs import chat_entries
+from oxillama.server.logprobs import chat_entries, prompt_entries
 from oxillama.server.models import ServedModel
 from oxillama.server.prompts import has_late_instructions
 from oxillama.server.replies import CollectedReply, message_of, reply_of, usage_json
@@ -145,6 +147,7 @@ BODY: Schema = obj(
     {
         **table.properties("stop_sequences"),
         **VLLM_DEFAULTS,
+        **VLLM_TOKENS,
         **EXCEPTIONS,
         **TEMPLATE,
         "model": NAME,
@@ -464,6 +467,7 @@ def read(model: ServedModel, body: Mapping[str, Any]) -> ChatRequest:
     top = top_logprobs_of(body)
     if top is not None:
         asked.options["logprobs"] = top
+    want_tokens(body, asked)
     if body.get("n"):
         asked.options["n"] = int(body["n"])
     messages, prefill = conversation_of(body)
@@ -574,9 +578,16 @@ async def _whole(
 ) -> dict:
     _, replies, usage = await run(call, model, asked)
     bridge, top = model.tokenizer(), top_logprobs_of(body)
-    timings = {}
+    more: dict[str, Any] = {}
     if body.get("timings_per_token"):
-        timings["timings"] = timings_json([reply.request for reply in replies], usage)
+        more["timings"] = timings_json([reply.request for reply in replies], usage)
+    first = replies[0]
+    if body.get("return_token_ids"):
+        more["prompt_token_ids"] = first.request.prompt_ids
+    if body.get("prompt_logprobs") is not None:
+        of_prompt = (first.request.prompt_ids, first.completion, bridge)
+        most = int(body["prompt_logprobs"])
+        more["prompt_logprobs"] = await call.offload(prompt_entries, *of_prompt, most)
     return {
         "id": new_id("chatcmpl-"),
         "object": "chat.completion",
@@ -589,11 +600,16 @@ async def _whole(
                 "message": message_of(reply),
                 "logprobs": None if top is None else _logprobs(reply.logprobs, bridge, top),
                 "finish_reason": reply.finish_reason,
+                **(
+                    {"token_ids": list(reply.completion.tokens)}
+                    if body.get("return_token_ids")
+                    else {}
+                ),
             }
             for index, reply in enumerate(replies)
         ],
         "usage": usage_json(usage, sum(each.reasoning_tokens for each in replies)),
-        **timings,
+        **more,
     }
 
 
@@ -617,15 +633,22 @@ async def _stream(
     wants_usage, continuous = streamed_usage(body)
     top, timed = top_logprobs_of(body), bool(body.get("timings_per_token"))
     generated: Counter[int] = Counter()  # tokens of each completion so far
+    # its tokens that no chunk has had yet, where their ids are asked for
+    owed: defaultdict[int, list[int]] = defaultdict(list)
+    wants_ids = bool(body.get("return_token_ids"))
 
-    def chunk(index: int, delta: dict, reason: str | None = None, logprobs: Any = None) -> bytes:
+    def chunk(
+        index: int, delta: dict, reason: str | None = None, logprobs: Any = None, **more: Any
+    ) -> bytes:
         choice = {
             "index": index,
             "delta": delta,
             "logprobs": logprobs,
             "finish_reason": reason,
         }
-        made = {**head, "choices": [choice]}
+        made = {**head, **more, "choices": [choice]}
+        if wants_ids:
+            choice["token_ids"] = owed.pop(index, [])
         if wants_usage:
             made["usage"] = None
         if timed or continuous:
@@ -639,6 +662,7 @@ async def _stream(
 
     begun: set[int] = set()
     replies: dict[int, CollectedReply] = {}
+    plain = not (timed or continuous or wants_ids)
     text = sse.TextFrames(head, '"delta":{"content":%s}', usage=wants_usage)
     async for came in events(call, model, asked):
         frames: list[bytes] = []
@@ -647,12 +671,15 @@ async def _stream(
             if index not in begun:
                 begun.add(index)
                 replies[index] = reply
-                frames.append(chunk(index, {"role": "assistant", "content": ""}))
+                more = {"prompt_token_ids": reply.request.prompt_ids} if wants_ids else {}
+                frames.append(chunk(index, {"role": "assistant", "content": ""}, **more))
+            if wants_ids:
+                owed[index] += event.tokens
             entries = None
             if top is not None and event.logprobs and event.kind in ("content", "malformed"):
                 entries = _logprobs(event.logprobs, bridge, top)
             for kind, value in added:
-                if kind == "content" and entries is None and not (timed or continuous):
+                if kind == "content" and entries is None and plain:
                     frames.append(text.frames(index, (value,)))
                     continue
                 frames.append(chunk(index, _delta(kind, value), None, entries))

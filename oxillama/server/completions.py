@@ -27,6 +27,7 @@ from oxillama.server.fields import (
     SESSION,
     STREAM_OPTIONS,
     VLLM_DEFAULTS,
+    VLLM_TOKENS,
     SessionPrompt,
     check_stream_options,
     constrain,
@@ -34,10 +35,11 @@ from oxillama.server.fields import (
     options_of,
     prompts_of,
     streamed_usage,
+    want_tokens,
 )
 from oxillama.server.ids import new_id
 from oxillama.server.infill import infill_ids
-from oxillama.server.logprobs import LegacyLogprobs
+from oxillama.server.logprobs import LegacyLogprobs, prompt_entries
 from oxillama.server.models import ServedModel
 from oxillama.server.schema import (
     BOOLEAN,
@@ -56,6 +58,7 @@ BODY: Schema = obj(
     {
         **table.properties("stop_sequences"),
         **VLLM_DEFAULTS,
+        **VLLM_TOKENS,
         **EXCEPTIONS,
         "model": NAME,
         "prompt": PROMPT,
@@ -104,13 +107,14 @@ def _read(
         asked.options["best_of"] = int(best)
     asked.options["n"] = n
     most = body.get("max_tokens")
-    if most == 0 and not body.get("echo"):
-        raise bad("max_tokens", 0, "1 or more; 0 scores a prompt, with echo")
+    if most == 0 and not body.get("echo") and body.get("prompt_logprobs") is None:
+        raise bad("max_tokens", 0, "1 or more; 0 scores a prompt, with echo or prompt_logprobs")
     asked.options["max_tokens"] = DEFAULT_TOKENS if most is None else int(most)
     if body.get("logprobs") is not None:
         asked.options["logprobs"] = int(body["logprobs"])
         if body.get("echo"):
             asked.options["prompt_logprobs"] = int(body["logprobs"])
+    want_tokens(body, asked)
     session, given = body.get("session"), body.get("prompt")
     special = body.get("add_special_tokens") is not False
     if session is not None:
@@ -195,13 +199,16 @@ async def _whole(
 ) -> dict[str, Any]:
     turnstile = asyncio.Semaphore(AT_ONCE)
 
-    async def one(at: int, ids: list[int] | None) -> tuple[list[Completion], dict[str, int]]:
+    async def one(
+        at: int, ids: list[int] | None
+    ) -> tuple[list[Completion], dict[str, int], list[int]]:
         param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
         async with turnstile, _job(call, model, param, asked) as job:
             await job.begin(lambda: _submit(call, model, ids, asked, body))
             done = await job.results()
             # what best_of drew and left out counts too
-            return done, {**usage_of(done), "generated": job.generated}
+            usage = {**usage_of(done), "generated": job.generated}
+            return done, usage, job.requests[0].prompt_ids
 
     tasks = [asyncio.ensure_future(one(at, ids)) for at, ids in enumerate(prompts)]
     try:
@@ -209,11 +216,16 @@ async def _whole(
     finally:
         for task in tasks:
             task.cancel()
-    results = [done for done, _ in ended]
-    if body.get("logprobs") is None and not body.get("echo"):
+    results = [done for done, _, _ in ended]
+    scored = any(body.get(name) is not None for name in ("logprobs", "prompt_logprobs"))
+    if not scored and not body.get("echo"):
         choices = _choices(model, prompts, results, body)
     else:
         choices = await call.offload(_choices, model, prompts, results, body)
+    if body.get("return_token_ids"):
+        sent = [(ids, each) for done, _, ids in ended for each in done]
+        for choice, (ids, each) in zip(choices, sent):
+            choice |= {"prompt_token_ids": ids, "token_ids": list(each.tokens)}
     return {
         "id": new_id("cmpl-"),
         "object": "text_completion",
@@ -221,7 +233,7 @@ async def _whole(
         "model": adapters.served_as(model, body),
         "system_fingerprint": FINGERPRINT,
         "choices": choices,
-        "usage": _usage([usage for _, usage in ended]),
+        "usage": _usage([usage for _, usage, _ in ended]),
     }
 
 
@@ -267,6 +279,9 @@ def _choices(
                     "finish_reason": reason_of(each),
                 }
             )
+            if body.get("prompt_logprobs") is not None:
+                top, bridge = int(body["prompt_logprobs"]), model.tokenizer()
+                out[-1]["prompt_logprobs"] = prompt_entries(ids or (), each, bridge, top)
     return out
 
 
@@ -318,16 +333,29 @@ async def _stream(
         "system_fingerprint": FINGERPRINT,
     }
     wants_usage, so_far = streamed_usage(body)
-    wants_logprobs = body.get("logprobs") is not None
+    wants_logprobs, wants_ids = body.get("logprobs") is not None, bool(body.get("return_token_ids"))
     n = asked.options.get("n", 1)
     usages: list[Mapping[str, int]] = []
     turnstile = asyncio.Semaphore(AT_ONCE)
     plain = sse.TextFrames(head, '"text":%s', usage=wants_usage)
 
+    told: set[int] = set()  # the completions whose prompt's ids were sent
+
     def chunk(
-        index: int, text: str, reason: str | None, logprobs: Any, usage: Mapping[str, int]
+        index: int,
+        text: str,
+        reason: str | None,
+        logprobs: Any,
+        usage: Mapping[str, int],
+        request: Any,
+        tokens: Sequence[int] = (),
     ) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        if wants_ids:
+            choice["token_ids"] = list(tokens)
+            if index not in told:
+                told.add(index)
+                choice["prompt_token_ids"] = request.prompt_ids
         made = {**head, "choices": [choice]}
         if wants_usage:
             made["usage"] = _usage([usage]) if so_far else None
@@ -342,7 +370,7 @@ async def _stream(
             echoed: set[int] = set()
             finished: dict[int, Completion] = {}
             generated: Counter[int] = Counter()  # tokens of each completion so far
-            as_texts = not (wants_logprobs or so_far)
+            as_texts = not (wants_logprobs or so_far or wants_ids)
             async for came in job.pieces(texts=as_texts):
                 frames = []
                 for index, new in came:
@@ -360,7 +388,8 @@ async def _stream(
                         finished[index] = new
                         logprobs = entries.take() if entries is not None and echoes else None
                         usage = usage_of([new])
-                        frames.append(chunk(number, text, reason_of(new), logprobs, usage))
+                        reason = reason_of(new)
+                        frames.append(chunk(number, text, reason, logprobs, usage, request))
                     elif as_texts:
                         texts = [text + new[0], *new[1:]]
                         frames.append(plain.frames(number, filter(None, texts)))
@@ -372,7 +401,10 @@ async def _stream(
                             _add_drawn(entries, new.logprobs)
                             logprobs = entries.take()
                         if echoes or new.text or new.tokens:
-                            frames.append(chunk(number, text + new.text, None, logprobs, usage))
+                            text += new.text
+                            frames.append(
+                                chunk(number, text, None, logprobs, usage, request, new.tokens)
+                            )
                 yield b"".join(frames)
             usages.append(usage_of([finished[index] for index in sorted(finished)]))
 

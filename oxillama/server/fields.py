@@ -60,8 +60,9 @@ VLLM_DEFAULTS = {
     "length_penalty": number(1, 1),
     "bad_words": array(STRING, 0, 0),
     "truncate_prompt_tokens": {"type": "null"},
-    "prompt_logprobs": {"type": "null"},
 }
+# what vLLM tells of tokens in addition
+VLLM_TOKENS = {"return_token_ids": BOOLEAN, "prompt_logprobs": integer(0, 20)}
 SESSION = {"type": "string", "pattern": NAME_PATTERN}
 TEMPLATE = {
     "chat_template_kwargs": OBJECT,
@@ -130,6 +131,21 @@ def top_logprobs_of(body: Mapping[str, Any]) -> int | None:
             400, "top_logprobs: found without logprobs: true, wanted both", param="top_logprobs"
         )
     return None
+
+
+def want_tokens(body: Mapping[str, Any], asked: table.RequestOptions) -> None:
+    """Check VLLM_TOKENS, and ask the engine for `prompt_logprobs`. A session's prompt is more than
+    that of the body, and in vLLM no chunk of a stream has `prompt_logprobs`.
+    """
+    top = body.get("prompt_logprobs")
+    refused = [("prompt_logprobs", name) for name in ("stream", "session", "truncate_prompt")]
+    for field, name in (*refused, ("return_token_ids", "session")):
+        asks = body.get(field) is not None and body[field] is not False
+        if asks and body.get(name):
+            raise unsupported(field, f"found together with {name}, wanted one of them")
+    if top is None:
+        return
+    asked.options["prompt_logprobs"] = max(int(top), asked.options.get("prompt_logprobs", 0))
 
 
 def prompts_of(given: Any) -> list[str | list[int]]:

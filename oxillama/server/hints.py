@@ -19,7 +19,6 @@ _ONE_VALUE = {  # fields of vLLM's that are known, but have one value alone
     "bad_words": ("banned_tokens", "banned_tokens takes ids that are never drawn"),
     "include_stop_str_in_output": ("stop", "what an answer stops before is left out"),
     "length_penalty": ("temperature", _BEAMS),
-    "prompt_logprobs": ("echo", "echo and logprobs score a prompt"),
     "truncate_prompt_tokens": ("truncate_prompt", "truncate_prompt shortens a prompt"),
     "use_beam_search": ("temperature", _BEAMS),
 }
@@ -45,7 +44,7 @@ _FIELDS = {
     "guided_whitespace_pattern": ("guided_json", _SPACE),
     "prompt_embeds": ("prompt", "a prompt is a text or token ids"),
     "return_token_ids": ("temperature", _TOKENS),
-    "return_tokens_as_token_ids": ("temperature", _TOKENS),
+    "return_tokens_as_token_ids": ("return_token_ids", "return_token_ids gives token ids"),
     "structured_outputs._backend": ("json", _ONE_WAY),
     "structured_outputs.disable_additional_properties": (
         "json",

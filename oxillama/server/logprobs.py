@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from oxillama.completion import Completion
 from oxillama.tokenizer import TextOffsets, TokenizerBridge
 
 # what a token that cannot be drawn has: JSON has no infinity
@@ -45,6 +46,30 @@ def chat_entries(found: Iterable[Any], bridge: TokenizerBridge, top: int) -> lis
                 {"token": text, "logprob": finite(value), "bytes": list(data)}
             )
         out.append(entry)
+    return out
+
+
+def prompt_entries(
+    ids: Sequence[int], done: Completion, bridge: TokenizerBridge, top: int
+) -> list[dict[str, Any] | None]:
+    """A prompt's tokens in vLLM's form: null for the first, of which nothing is known, then for
+    each of them its own entry and those of the `top` likeliest, by token id. Equals share a rank.
+    """
+    out: list[dict[str, Any] | None] = [None]
+    for token, (own, likely, values), rank in zip(ids[1:], done.prompt_logprobs, done.prompt_ranks):
+        found = {token: (own, rank)}
+        for each, value in list(zip(likely, values))[:top]:
+            found.setdefault(each, (value, 1 + sum(other > value for other in values)))
+        out.append(
+            {
+                str(each): {
+                    "logprob": finite(value),
+                    "rank": place,
+                    "decoded_token": spelled(bridge, each)[0],
+                }
+                for each, (value, place) in found.items()
+            }
+        )
     return out
 
 

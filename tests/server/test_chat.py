@@ -53,6 +53,34 @@ def test_an_answer_is_that_of_the_engine_alone(server, engine):
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
+@pytest.mark.parametrize("more", [{}, {"tools": [TOOL], "tool_choice": "required"}, {"n": 2}])
+def test_token_ids_and_the_scores_of_a_prompt_are_given_as_vllm_does(server, engine, more):
+    asked = {**more, "max_tokens": 90, "seed": 3}
+    done = engine.chat(HI, prompt_logprobs=1, **asked)
+    done = done if isinstance(done, list) else [done]
+    body = {"messages": HI, **asked, "return_token_ids": True}
+    made = server.ok(PATH, {**body, "prompt_logprobs": 1})
+    ids = made["prompt_token_ids"]
+    assert len(ids) == made["usage"]["prompt_tokens"]
+    if "tools" not in more:
+        assert ids == engine.tokenize(engine.render_chat(HI), add_special=False)
+    assert [each["token_ids"] for each in made["choices"]] == [list(each.tokens) for each in done]
+    first, *scored = made["prompt_logprobs"]
+    assert first is None
+    own = [
+        (entry[str(token)]["logprob"], entry[str(token)]["rank"])
+        for token, entry in zip(ids[1:], scored)
+    ]
+    assert own == list(zip((each[0] for each in done[0].prompt_logprobs), done[0].prompt_ranks))
+    sent = [[] for _ in done]
+    for chunk in server.chunks(PATH, body)[:-1]:
+        (choice,) = chunk["choices"]
+        begins = not sent[choice["index"]]
+        assert chunk.get("prompt_token_ids") == (ids if begins else None)
+        sent[choice["index"]] += [choice["token_ids"]]
+    assert [sum(each, []) for each in sent] == [list(each.tokens) for each in done]
+
+
 def test_a_stream_has_its_chunks_in_order(server):
     whole = server.ok(PATH, ASK)["choices"][0]["message"]["content"]
     chunks = server.chunks(PATH, {**ASK, "stream_options": {"include_usage": True}})
@@ -627,13 +655,12 @@ def test_a_field_with_a_typing_error_is_told_what_was_meant(server):
     ("path", "more", "hint"),
     [
         (PATH, {"functions": []}, "functions: is not a known field; tools has functions"),
-        (PATH, {"return_token_ids": True}, "; /completion gives token ids with return_tokens"),
+        (PATH, {"return_tokens_as_token_ids": True}, "; return_token_ids gives token ids"),
         (PATH, {"structured_outputs": {"whitespace_pattern": " "}}, "; white space between"),
         (PATH, {"bad_words": ["a"]}, "bad_words: found 1 items, wanted none; banned_tokens takes"),
         (PATH, {"modalities": ["text", "audio"]}, "modalities: found 2 items, wanted 1"),
         (PATH, {"best_of": 2}, "; /v1/completions has it"),
         ("/v1/completions", {"best_of": "2"}, "best_of: found '2', wanted an integer in [1, 128]"),
-        ("/v1/completions", {"prompt_logprobs": 1}, "wanted null; echo and logprobs score a"),
         ("/completion", {"n_predict": "5"}, "n_predict: found '5', wanted an integer in [-1, "),
     ],
 )

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from oxillama.server.completions import AT_ONCE
-from oxillama.server.logprobs import LegacyLogprobs, chat_entries, legacy_token
+from oxillama.server.logprobs import LegacyLogprobs, chat_entries, legacy_token, spelled
 
 PATH = "/v1/completions"
 ASK = {"prompt": "Once upon a time", "max_tokens": 8, "seed": 3}
@@ -133,6 +133,81 @@ def test_a_prompt_is_scored_without_a_token(server, engine):
     assert found["token_logprobs"] == [None, *(each[0] for each in done.prompt_logprobs)]
     assert found["top_logprobs"][0] is None
     assert len(found["tokens"]) == len(engine.tokenize("Once upon a time"))
+
+
+def test_a_prompt_is_scored_as_vllm_does(server, engine):
+    text = "Once upon a unlikely time"
+    ids, bridge = engine.tokenize(text), engine.tokenizer
+    done = engine.generate(text, max_tokens=0, prompt_logprobs=3)
+    body = {"prompt": text, "max_tokens": 0, "prompt_logprobs": 3}
+    first, *scored = server.ok(PATH, body)["choices"][0]["prompt_logprobs"]
+    assert first is None and len(scored) == len(ids) - 1
+    reports = list(zip(ids[1:], done.prompt_logprobs, done.prompt_ranks, scored))
+    for token, (own, likely, values), rank, entry in reports:
+        wanted = {each: (value, at) for at, (each, value) in enumerate(zip(likely, values), 1)}
+        wanted[token] = (own, rank)
+        assert entry == {
+            str(each): {
+                "logprob": value,
+                "rank": place,
+                "decoded_token": spelled(bridge, each)[0],
+            }
+            for each, (value, place) in wanted.items()
+        }
+    assert max(done.prompt_ranks) > 3  # one that is not among the likeliest
+    alone = server.ok(PATH, {**body, "prompt_logprobs": 0})["choices"][0]["prompt_logprobs"][1:]
+    assert alone == [{str(token): entry[str(token)]} for token, _, _, entry in reports]
+    # an echo of fewer is not made longer by it, nor it shorter
+    echoed = {**body, "echo": True, "logprobs": 1}
+    made = server.ok(PATH, echoed)["choices"][0]
+    assert made["prompt_logprobs"] == [None, *scored]
+    unscored = {name: value for name, value in echoed.items() if name != "prompt_logprobs"}
+    assert made["logprobs"] == server.ok(PATH, unscored)["choices"][0]["logprobs"]
+
+
+def test_token_ids_are_given_as_vllm_does(server, engine):
+    prompts = ["Once upon a time", "A dog"]
+    body = {"prompt": prompts, "n": 2, "max_tokens": 6, "seed": 3, "return_token_ids": True}
+    wanted = [
+        (engine.tokenize(prompt), list(each.tokens))
+        for prompt in prompts
+        for each in engine.generate(prompt, n=2, max_tokens=6, seed=3)
+    ]
+    choices = server.ok(PATH, body)["choices"]
+    assert [(each["prompt_token_ids"], each["token_ids"]) for each in choices] == wanted
+    # in a stream, the prompt's stand in the first chunk of each
+    for more in ({}, {"echo": True}, {"stop": choices[0]["text"] + "!"}):
+        sent = [[] for _ in wanted]
+        for chunk in server.chunks(PATH, {**body, **more})[:-1]:
+            sent[chunk["choices"][0]["index"]] += chunk["choices"]
+        for found, (prompt, drawn) in zip(sent, wanted):
+            assert [each.get("prompt_token_ids") for each in found] == [
+                prompt,
+                *(None for _ in found[1:]),
+            ]
+            assert sum((each["token_ids"] for each in found), []) == drawn
+            assert found[-1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("field", "value", "beside"),
+    [
+        ("prompt_logprobs", 0, {"stream": True}),
+        ("prompt_logprobs", 0, {"session": "scored"}),
+        ("prompt_logprobs", 2, {"truncate_prompt": True}),
+        ("return_token_ids", True, {"session": "scored"}),
+        ("prompt_logprobs", -1, {}),
+    ],
+)
+def test_what_is_told_of_tokens_is_refused_where_it_has_no_place(
+    server, path, field, value, beside
+):
+    given = {"prompt": "Once"} if path == PATH else {"messages": [{"role": "user", "content": "a"}]}
+    error = server.refused(path, {**given, field: value, **beside})
+    assert error["param"] == field and all(name in error["message"] for name in beside)
+    if beside and field == "return_token_ids":  # what asks for nothing is refused nowhere
+        server.ok(path, {**given, field: False, **beside, "max_tokens": 1})
 
 
 def test_an_echo_without_text_is_scored_streamed_or_not(server):

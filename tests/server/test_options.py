@@ -239,11 +239,11 @@ def seeded():
 def test_what_vllm_does_by_default_may_be_asked_for(server, path):
     asked = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "bad_words": []}
     asked |= {"include_stop_str_in_output": False, "use_beam_search": False, "length_penalty": 1.0}
-    asked |= {"truncate_prompt_tokens": None, "prompt_logprobs": None}
+    asked |= {"truncate_prompt_tokens": None, "prompt_logprobs": None, "return_token_ids": False}
     body = {"messages": HI} if "chat" in path else {"prompt": "Once"}
     body |= {"max_tokens": 4, "temperature": 0}
     assert server.ok(path, {**body, **asked})["choices"] == server.ok(path, body)["choices"]
     wrong = {"skip_special_tokens": False, "include_stop_str_in_output": True, "bad_words": ["a"]}
-    wrong |= {"use_beam_search": True, "truncate_prompt_tokens": 5, "prompt_logprobs": 1}
+    wrong |= {"use_beam_search": True, "truncate_prompt_tokens": 5}
     for name, value in wrong.items():
         assert server.refused(path, {**body, name: value})["param"] == name

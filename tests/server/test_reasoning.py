@@ -68,6 +68,13 @@ def test_reasoning_is_a_field_of_its_own(thinker):
     assert all("content" not in each for each in deltas[1:])
 
 
+def test_token_ids_of_a_stream_are_all_of_the_reply_with_its_reasoning(thinker):
+    path, body = "/v1/chat/completions", {**CHAT, "max_tokens": 40, "return_token_ids": True}
+    wanted = thinker.ok(path, body)["choices"][0]["token_ids"]
+    chunks = [chunk["choices"][0]["token_ids"] for chunk in thinker.chunks(path, body)[:-1]]
+    assert sum(chunks, []) == wanted and len(wanted) == 40
+
+
 def test_reasoning_stays_in_the_content_where_that_is_asked_for(thinker):
     path = "/v1/chat/completions"
     apart = thinker.ok(path, CHAT)["choices"][0]["message"]
