@@ -66,6 +66,8 @@ def answered(call, seconds=20.0):
     (
         ("stop", 5, "stop: found 5, wanted a text or a list of texts"),
         ("stop", ["a", 5], "stop: found"),
+        ("stop", "", r"^stop: found '', wanted a text that is not empty$"),
+        ("stop", ["a", ""], r"^stop\[1\]: found '', wanted a text that is not empty$"),
         ("stop", [["a"]], r"stop: found \(\['a'\],\), wanted a text or a list of texts"),
         ("stop_token_ids", 5, "stop_token_ids: found 5"),
         ("stop_token_ids", [1.5], r"stop_token_ids\[0\]: found float 1.5"),

@@ -265,9 +265,12 @@ def _biases(values: Any) -> dict[int, float]:
 
 def _stops(values: Any) -> tuple[str, ...]:
     values = (values,) if isinstance(values, str) else values
-    if not isinstance(values, (list, tuple)) or not all(isinstance(s, str) and s for s in values):
-        raise ConfigError(f"stop: found {values!r}, wanted a list of non-empty strings")
-    for value in values:
+    if not isinstance(values, (list, tuple)):
+        raise ConfigError(f"stop: found {values!r}, wanted a text or a list of texts")
+    for at, value in enumerate(values):
+        if not isinstance(value, str) or not value:
+            name = f"stop[{at}]" if len(values) > 1 else "stop"  # which may be a text alone
+            raise ConfigError(f"{name}: found {value!r}, wanted a text that is not empty")
         _unicode("stop", value)
     return tuple(values)
 
