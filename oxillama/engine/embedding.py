@@ -7,7 +7,7 @@ Rows arrive in chunks; pooling gives the same bits as if they arrived at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -285,16 +285,14 @@ def scored_label(model: Model, label: str | None) -> int:
     return head.score
 
 
-def pair_ids(
-    bridge: TokenizerBridge, metadata: Mapping[str, Any], query: str, document: str
-) -> list[int]:
+def pair_ids(model: Model, bridge: TokenizerBridge, query: str, document: str) -> list[int]:
     """The ids of a query and a document as the model reads them: in the file's template if it has
     one, otherwise as a pair of texts.
     """
     for name, text in (("query", query), ("document", document)):
         if not isinstance(text, str):
             raise TokenizerError(f"{name}: found {type(text).__name__}, wanted str")
-    template = metadata.get(TEMPLATE)
+    template = model.reader.metadata.get(TEMPLATE)
     if template is None:
         return bridge.encode_pair(query, document)
     if not isinstance(template, str) or sorted(_PLACES.findall(template)) != ["document", "query"]:
@@ -319,7 +317,7 @@ def pairs_of(model: Model, bridge: TokenizerBridge, query: str, documents: Any) 
     for at, document in enumerate(documents):
         if not isinstance(document, str):
             raise TokenizerError(f"documents[{at}]: found {type(document).__name__}, wanted str")
-    return [pair_ids(bridge, model.reader.metadata, query, each) for each in documents]
+    return [pair_ids(model, bridge, query, each) for each in documents]
 
 
 def ranked(scores: Iterable[float | np.floating], top_n: int | None) -> list[RankedDocument]:

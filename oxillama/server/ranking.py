@@ -39,7 +39,7 @@ async def scores(
             ) from None
         ids = []
         for at, (query, document) in enumerate(pairs):
-            found = pair_ids(engine.tokenizer, model.metadata, query, document)
+            found = pair_ids(engine.loaded.model, engine.tokenizer, query, document)
             if len(found) > engine.context_size:
                 raise ApiError(
                     400,

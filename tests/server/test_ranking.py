@@ -1,13 +1,16 @@
 """Reranking over HTTP: the scores are those of the engine, of any model with a classifier."""
 
+import pytest
+
 import oxillama
 from tests.server.conftest import asking
 
 QUERY, TEXTS = "the cat", ["a dog ran", "the cat sat", "birds"]
 
 
-def test_scores_are_those_of_the_engine(cases):
-    model = cases / "embed" / "bert_rerank" / "f32.gguf"
+@pytest.mark.parametrize("case", ["bert_rerank", "xlm_roberta_rerank", "qwen3_reranker"])
+def test_scores_are_those_of_the_engine(cases, case):
+    model = cases / "embed" / case / "f32.gguf"
     with oxillama.load(model) as engine:
         wanted = engine.rerank(QUERY, TEXTS)
         pairs = [engine.score(QUERY, text) for text in TEXTS]
@@ -42,6 +45,10 @@ def test_scores_are_those_of_the_engine(cases):
         assert [(each["index"], each["score"]) for each in found] == [*enumerate(matched)]
         long = server.client.post("/rerank", json={"query": QUERY, "documents": ["cat " * 9000]})
         assert (long.status_code, long.json()["error"]["param"]) == (400, "documents[0]")
+
+
+def test_an_encoder_continues_no_text(cases):
+    with asking(model=str(cases / "embed" / "bert_rerank" / "f32.gguf")) as server:
         refused = server.client.post("/v1/completions", json={"prompt": "x"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
         talk = [{"role": "user", "content": "x"}]
