@@ -115,6 +115,14 @@ async def vectors(
             f"{call.state.config.max_batch_inputs}",
             param=param,
         )
+    if pooling is None and normalize and model.engine.config.pooling == PoolingMode.RANK.value:
+        raise ApiError(
+            400,
+            f"model {model.name}: is a reranker, whose scores are not vectors; /v1/rerank and "
+            "/v1/score give them",
+            param="model",
+            code="embeddings_not_supported",
+        )
     counts: list[int] = []
     options: dict[str, Any] = {}
 

@@ -47,6 +47,27 @@ def test_scores_are_those_of_the_engine(cases, case):
         assert (long.status_code, long.json()["error"]["param"]) == (400, "documents[0]")
 
 
+def test_scores_are_given_as_vectors_only_where_that_is_asked_for(cases):
+    model = cases / "embed" / "qwen3_reranker" / "f32.gguf"
+    with oxillama.load(model) as engine:
+        wanted = engine.embed("the cat", pooling="last")
+    with asking(model=str(model), alias="judge") as server:
+        for path, body in (
+            ("/v1/embeddings", {"input": "the cat"}),
+            ("/embedding", {"content": "the cat"}),
+            ("/api/embed", {"model": "judge", "input": "the cat"}),
+        ):
+            found = server.post(path, body)
+            assert found.status_code == 400
+            assert (
+                "model judge: is a reranker, whose scores are not vectors; /v1/rerank" in found.text
+            )
+        made = server.ok("/v1/embeddings", {"input": "the cat", "pooling": "last"})
+        assert made["data"][0]["embedding"] == wanted.tolist()
+        (labels,) = server.ok("/v1/embeddings", {"input": "the cat", "normalize": False})["data"]
+        assert len(labels["embedding"]) == 2 and abs(sum(labels["embedding"]) - 1) < 1e-6
+
+
 def test_an_encoder_continues_no_text(cases):
     with asking(model=str(cases / "embed" / "bert_rerank" / "f32.gguf")) as server:
         refused = server.client.post("/v1/completions", json={"prompt": "x"})
