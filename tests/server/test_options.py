@@ -99,6 +99,8 @@ def test_json_object_of_structured_outputs_asks_for_any_object():
 
 def test_minus_one_turns_off_as_it_does_elsewhere():
     assert read({"seed": -1}).options == {"seed": -1} and read({"seed": None}).options == {}
+    # as clients of llama.cpp send it where another constraint is asked for
+    assert read({"grammar": "", "regex": "a"}).options == {"regex": "a"}
     assert read({"top_k": -1}).sampler.top_k == 0
     sigma = SamplerConfig(top_n_sigma=1.0)
     for off in (-1, 0):
