@@ -191,15 +191,20 @@ def test_bad_fields_are_the_clients_mistake(server, fields, param, said):
 def test_bodies_that_are_no_form_are_refused(server):
     path = "/v1/audio/transcriptions"
     assert server.client.post(path, json={}).status_code == 415
+    other = {"content-type": "application/json; boundary=x"}
+    assert server.client.post(path, content=b"--x--", headers=other).status_code == 415
     head = {"content-type": "multipart/form-data; boundary=x"}
     for body in (
         b"",
         b"--x\r\n",
         b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nabc',
         b"--x\r\nContent-Disposition: form-data\r\n\r\nabc\r\n--x--\r\n",
+        b'--x\r\nContent-Disposition: form-data; name="file"\r\n'
+        b"Content-Transfer-Encoding: base64\r\n\r\nYWJj\r\n--x--\r\n",
     ):
         answer = server.client.post(path, content=body, headers=head)
         assert answer.status_code == 400, body
+        assert answer.json()["error"]["param"] is None  # of the form, not of what is in it
     part = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\na\r\n'
     answer = server.client.post(path, content=2 * part + b"--x--\r\n", headers=head)
     assert answer.json()["error"]["message"] == "model: found twice, wanted once"

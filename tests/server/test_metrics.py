@@ -92,6 +92,8 @@ def test_a_request_is_counted(server):
         )
     )
     assert share == tokens / steps
+    prefilled = value(after, 'oxillama_tokens_prefilled_total{model="oxillama-embedded"}')
+    assert value(after, f"vllm:iteration_tokens_total_sum{{{LABEL}}}") == prefilled + tokens
 
 
 def test_tokens_are_timed_when_they_are_drawn_not_when_they_have_a_text(server):
