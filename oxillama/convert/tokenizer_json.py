@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
+from collections.abc import Mapping
 
 from oxillama.convert.family import Family
 from oxillama.convert.folder import ModelFolder
@@ -79,6 +80,7 @@ def json_keys(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValues
         special = is_controlling(text, special)
         texts[at] = text if special or kind == "WordPiece" else text.replace("\u2581", " ")
         kinds[at] = CONTROL if special else USER_DEFINED
+    _check_added(label, tokenizer, vocabulary)
     if texts and max(texts) >= size:
         raise ConvertError(f"{label}: token {max(texts)!r:.40} is beyond the vocabulary of {size}")
     for at in range(size):
@@ -113,6 +115,25 @@ def json_keys(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValues
         merges=([" ".join(pair) for pair in merges], "array[string]"),
     )
     return keys, {text: at for at, text in texts.items()}
+
+
+def _check_added(
+    label: str, tokenizer: dict, vocabulary: Mapping[str, int], count: int | None = None
+) -> None:
+    """ConvertError for an added token whose id is not that which `tokenizers` gives it: the one in
+    the vocabulary, else the next free one, whatever the file says. count: tokens of the vocabulary.
+    """
+    known: dict[str, int] = {}
+    following = len(vocabulary) if count is None else count
+    for one in tokenizer.get("added_tokens") or []:
+        at, text = one["id"], one["content"]
+        wanted = known.setdefault(text, vocabulary.get(text, following))
+        if at != wanted:
+            raise ConvertError(
+                f"{label}: added_tokens: {text!r:.40}: found the id {at}, wanted {wanted}, which "
+                "tokenizers gives it"
+            )
+        following = max(following, at + 1)
 
 
 def text_keys(folder: ModelFolder, settings: dict, keys: KeyValues) -> KeyValues:
@@ -309,6 +330,7 @@ def _unigram_json(label: str, tokenizer: dict, size: int) -> tuple[KeyValues, di
         if at != unknown:
             kind = CONTROL if added.get("special") else USER_DEFINED
             entries[at] = text, entries[at][1], kind
+    _check_added(label, tokenizer, named, len(listed))
     if len(entries) > size:
         raise ConvertError(f"{label}: {len(entries)} tokens, config.json says {size}")
     while len(entries) < size:

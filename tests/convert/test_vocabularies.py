@@ -322,9 +322,9 @@ def test_added_tokens_of_byte_level_vocabularies(tmp_path):
     keys = keys_of(tmp_path / "m", "Qwen2ForCausalLM", 5, settings, tokenizer__json=tokenizer)
     assert keys["tokens"] == ["a", "<s>", "<|im_end|>", "  ", "[PAD4]"]
     assert keys["token_type"] == [NORMAL, CONTROL, CONTROL, USER_DEFINED, UNUSED]
-    tokenizer["added_tokens"].append({"id": 5, "content": "x", "special": False})
-    with pytest.raises(ConvertError, match="token 5"):
-        keys_of(tmp_path / "m", "Qwen2ForCausalLM", 5, settings, tokenizer__json=tokenizer)
+    tokenizer["added_tokens"].append({"id": 4, "content": "x", "special": False})
+    with pytest.raises(ConvertError, match="token 4"):
+        keys_of(tmp_path / "m", "Qwen2ForCausalLM", 4, settings, tokenizer__json=tokenizer)
 
 
 @pytest.mark.parametrize("pre", ["tiny_aya", "superbpe", "afmoe", "deepseek-v3"])
@@ -513,7 +513,8 @@ def test_what_separates_two_texts_is_named_where_it_is_put(tmp_path, pair, separ
 )  # fmt: skip
 def test_a_preparation_that_files_have_no_place_for_is_refused(tmp_path, parts, told):
     tokenizer = pieces_of(**{"pre_tokenizer": metaspace("first"), **parts})
-    tokenizer["model"]["vocab"]["a\u2581"] = 263
+    tokenizer["model"]["vocab"]["a\u2581"] = 261
+    tokenizer["added_tokens"] = [{**one, "id": one["id"] + 1} for one in tokenizer["added_tokens"]]
     with pytest.raises(ConvertError) as caught:
         keys_of(tmp_path / "m", "LlamaForCausalLM", 264, tokenizer__json=tokenizer)
     assert told in str(caught.value)
@@ -615,6 +616,37 @@ def test_bytes_and_second_ids_of_unigram_models_are_refused(tmp_path):
     tokenizer["added_tokens"].append(extra(9, "a"))
     with pytest.raises(ConvertError, match="'a': found the id 9, wanted 5, which it has"):
         bridge_of(tmp_path / "m", "XLMRobertaModel", 10, {}, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        [(0, "x"), (1, "y"), (1, "y")],
+        [(1, "x")],
+        [(0, "x"), (2, "y")],
+        [(1, "x"), (0, "y")],
+        [(0, "x"), (1, "x")],
+    ],
+)
+def test_added_tokens_have_the_ids_that_the_library_gives_them(tmp_path, added):
+    for kind, tokenizer in (
+        ("LlamaForCausalLM", pieces_of(normalizer=PREPENDED)),
+        ("XLMRobertaModel", unigram_of(False, [], metaspace("always"))),
+        ("BertModel", wordpiece_of()),
+    ):
+        own = tokenizer["added_tokens"]
+        free = max(len(tokenizer["model"]["vocab"]), *(one["id"] + 1 for one in own))
+        tokenizer["added_tokens"] = [*own, *(extra(free + at, text) for at, text in added)]
+        library = Tokenizer.from_str(json.dumps(tokenizer))
+        wrong = [text for at, text in added if library.token_to_id(text) != free + at]
+        assert bool(wrong) == (len(added) < 3)
+        if not wrong:
+            keys_of(tmp_path / "m", kind, free + 3, tokenizer__json=tokenizer)
+            continue
+        wanted = library.token_to_id(wrong[0])
+        told = f"added_tokens: '{wrong[0]}': found the id .*, wanted {wanted}, which tokenizers "
+        with pytest.raises(ConvertError, match=told):
+            keys_of(tmp_path / "m", kind, free + 3, tokenizer__json=tokenizer)
 
 
 def wordpiece_of(processor=None, **model):
