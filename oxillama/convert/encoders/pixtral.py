@@ -83,7 +83,8 @@ def _line_end(h: ImageHyper) -> dict[str, Any]:
 def _keys(h: ImageHyper, k: Keys, projector: str) -> None:
     described(h, k, projector, resample=3)
     k.f32("vision.attention.layer_norm_epsilon", 1e-5)  # that of every norm of the encoder
-    activation(h, k, silu="silu", gelu="gelu")
+    # the other GELU, that of the class where a folder is silent, has no place in a file
+    activation(h, k, silu="silu", gelu="gelu_pytorch_tanh")
     h.must_be("head_dim", h.integer("hidden_size") // h.heads)
     rotation(h, k)
     h.whole.must_be("projector_hidden_act", "gelu")
