@@ -140,6 +140,12 @@ def text_keys(folder: ModelFolder, settings: dict, keys: KeyValues) -> KeyValues
     """How tokenizer.json prepares texts, where files mean it otherwise: white space that added
     tokens swallow, a normal form, where the space before a text is put. Only oxillama reads these.
     """
+    if settings.get("split_special_tokens"):
+        raise ConvertError(
+            f"{folder.path}/tokenizer_config.json: split_special_tokens: found "
+            f"{settings['split_special_tokens']!r:.40}, wanted false: whether special tokens in a "
+            "text are read as such is said with each text (parse_special)"
+        )
     tokenizer = folder.json("tokenizer.json")
     label, listed = f"{folder.path}/tokenizer.json", tokenizer.get("added_tokens") or []
     if not tokenizer:

@@ -520,6 +520,17 @@ def test_a_preparation_that_files_have_no_place_for_is_refused(tmp_path, parts, 
     assert told in str(caught.value)
 
 
+def test_special_tokens_that_are_to_be_split_are_refused(tmp_path):
+    tokenizer = pieces_of(pre_tokenizer=metaspace("first"))
+    for said in (False, None):
+        settings = {"split_special_tokens": said}
+        keys_of(tmp_path / "m", "LlamaForCausalLM", 264, settings, tokenizer__json=tokenizer)
+    told = "tokenizer_config.json: split_special_tokens: found True, wanted false"
+    with pytest.raises(ConvertError, match=told):
+        settings = {"split_special_tokens": True}
+        keys_of(tmp_path / "m", "LlamaForCausalLM", 264, settings, tokenizer__json=tokenizer)
+
+
 def bridge_of(place, architecture, size, settings, tokenizer):
     keys = keys_of(place, architecture, size, settings, tokenizer__json=tokenizer)
     return TokenizerBridge.from_metadata({f"tokenizer.ggml.{k}": v for k, v in keys.items()})
