@@ -50,12 +50,12 @@ def template_keys(folder: ModelFolder, settings: dict) -> KeyValues:
     return keys
 
 
-def _template_files(folder: ModelFolder) -> object:
-    """chat_template.jinja with those of additional_chat_templates, None without the first."""
+def _template_files(folder: ModelFolder) -> list[object]:
+    """chat_template.jinja with those of additional_chat_templates, which come first without it,
+    too.
+    """
     default = text_of(folder.path / "chat_template.jinja")
-    if default is None:
-        return None
-    listed: list[object] = [{"name": "default", "template": default}]
+    listed: list[object] = [] if default is None else [{"name": "default", "template": default}]
     for more in sorted((folder.path / "additional_chat_templates").glob("*.jinja")):
         listed.append({"name": more.stem, "template": text_of(more)})
     return listed

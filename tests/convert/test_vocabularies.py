@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from oxillama.convert import convert_folder
+from oxillama.convert.chat_templates import template_keys
 from oxillama.convert.family import FAMILIES, Hyper
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.vocabulary import vocabulary_keys
@@ -1165,3 +1166,24 @@ def test_pipes_and_links_to_nothing_are_neither_waited_for_nor_left_out(tmp_path
     path.symlink_to("nowhere")
     with pytest.raises(ConvertError, match=f"{name}: a link to nowhere, which is missing"):
         vocabulary_keys(folder, *of)
+
+
+def test_template_files_come_before_the_configuration(tmp_path):
+    folder = tiny_llama(tmp_path / "m")
+    settings = {"chat_template": "said"}
+
+    def templates():
+        return {
+            key.removeprefix("tokenizer.chat_template"): value
+            for key, (value, _) in template_keys(ModelFolder(folder), settings).items()
+        }
+
+    assert templates() == {"": "said"}
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    assert templates() == {"": "said"}
+    (more / "tool_use.jinja").write_text("tools")
+    # as transformers: files are all there is, with or without one that has no name
+    assert templates() == {".tool_use": "tools", "s": ["tool_use"]}
+    (folder / "chat_template.jinja").write_text("file")
+    assert templates() == {"": "file", ".tool_use": "tools", "s": ["tool_use"]}
