@@ -39,6 +39,8 @@ _UNKEPT: dict[str, tuple[Any, ...]] = {
     **{"guidance_scale": (1,), "bad_words_ids": ([],), "begin_suppress_tokens": ([],)},
     **dict.fromkeys(("top_h", "sequence_bias", "exponential_decay_length_penalty"), ()),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), ()),
+    **{"stop_strings": ([], ""), "min_length": (0,), "min_new_tokens": (0,)},
+    "watermarking_config": (),
 }
 
 

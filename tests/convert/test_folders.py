@@ -491,6 +491,7 @@ def test_sampling_that_is_no_number_is_refused_by_name(folder, tmp_path, said, t
         ),
         ({"top_p": 0.75, "repetition_penalty": 1.25}, {"top_p": 0.75, "repetition_penalty": 1.25}),
         ({"num_beams": 1, "no_repeat_ngram_size": 0, "do_sample": None}, {}),
+        ({"min_length": 0, "min_new_tokens": 0, "stop_strings": []}, {}),
     ],
 )
 def test_a_folder_recommends_what_generation_config_says(folder, tmp_path, said, wanted):
@@ -504,8 +505,10 @@ def test_a_folder_recommends_what_generation_config_says(folder, tmp_path, said,
 
 def test_recommendations_without_a_place_are_named(folder, tmp_path):
     said = {"num_beams": 4, "no_repeat_ngram_size": 3, "bad_words_ids": [[5]], "top_p": 0.5}
+    said |= {"stop_strings": ["x"], "min_new_tokens": 2}
     (folder / "generation_config.json").write_text(json.dumps(said))
-    told = "generation_config.json: num_beams, no_repeat_ngram_size, bad_words_ids: a GGUF file has"
+    told = "generation_config.json: num_beams, no_repeat_ngram_size, bad_words_ids, "
+    told += "stop_strings, min_new_tokens: a GGUF file has"
     with pytest.warns(UserWarning, match=told):
         convert_folder(folder, tmp_path / "made.gguf").path.unlink()
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": "no"}))
