@@ -60,7 +60,8 @@ class RawLoop:
         self._core.step_lock.release()
 
     def prefill(self, sequence: int, ids: Sequence[int]) -> np.ndarray:
-        """Logits (1, vocab) after the last of the ids."""
+        """Logits (1, vocab) after the last of the ids. NoNextToken for an encoder."""
+        self._core.check_generates("prefill")
         tokens = np.array(checked_ids(ids, self._program.vocab_size), np.int32)
         if not len(tokens):
             raise ContextError("prefill: found no tokens, wanted 1 or more")

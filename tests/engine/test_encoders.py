@@ -145,6 +145,16 @@ def test_an_encoder_says_that_it_does_not_chat(cases):
         engine.chat([{"role": "user", "content": "hi"}])
 
 
+def test_an_encoder_says_that_there_is_no_generation_to_measure(cases):
+    with oxillama.load(cases / "embed" / "bert_cls" / "f32.gguf") as engine:
+        with (
+            engine.raw_loop() as loop,
+            pytest.raises(NoNextToken, match="^prefill: bert is an encoder, which has no next"),
+        ):
+            loop.prefill(0, [1, 2, 3])
+        assert len(engine.embed([1, 2, 3])) == engine.config.hidden_size
+
+
 def test_pooling_comes_from_the_file_and_can_be_overridden(cases):
     given = facts("bert_cls")
     with oxillama.load(cases / "embed" / "bert_cls" / "f32.gguf") as engine:
