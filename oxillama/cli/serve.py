@@ -146,7 +146,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         from oxillama.server.run import serve
         from oxillama.server.settings import ServerConfig
-    except ImportError as error:
+    except MissingExtra:  # as the package says it
+        raise
+    except ImportError as error:  # of a package that only `serve` needs
         raise MissingExtra("server", error, "server") from None
     known = {each.name for each in fields(ServerConfig)}
     given = {

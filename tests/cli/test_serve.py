@@ -293,3 +293,12 @@ def test_help_shows_the_limits_of_server_config(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "largest body (default: 8388608)" in shown
     assert "seconds for a request's head (default: 15)" in shown
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_a_package_that_is_missing_is_named_once(package):
+    lacking = f"import sys; sys.modules[{package!r}] = None; "
+    program = lacking + "from oxillama.cli import main; sys.exit(main(['serve']))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    told = f"oxillama: server: needs {package}, wanted pip install 'oxillama[server]'\n"
+    assert (done.returncode, done.stderr) == (1, told)
