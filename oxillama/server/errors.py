@@ -30,7 +30,7 @@ from oxillama.errors import (
     TemplateError,
     TokenizerError,
 )
-from oxillama.server.hints import of_unknown
+from oxillama.server.hints import of_another_api, of_unknown
 
 _TYPES = {
     403: "permission_error",
@@ -151,7 +151,7 @@ def unknown(name: str, known: Collection[str]) -> ApiError:
     """
     hint = of_unknown(name, known)
     close = get_close_matches(name.rpartition(".")[2], sorted(known), n=1, cutoff=0.6)
-    if close and not hint:
+    if close and not hint and not of_another_api(name):
         hint = f"; did you mean {close[0]}?"
     name = shown(name)[1:-1]
     return ApiError(

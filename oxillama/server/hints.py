@@ -11,6 +11,7 @@ _BEAMS = "beams are searched in Python, by beam_generate"
 _EFFORT = "reasoning_effort says how far the model thinks"
 _TOKENS = "/completion gives token ids with return_tokens"
 _BODY = "its members are fields of the body itself"
+_IN_OPTIONS = "options has it"
 _TEXT = "max_tokens bounds the answer"
 _HEALTH = "/health says whether the server serves"
 
@@ -24,7 +25,11 @@ _ONE_VALUE = {  # fields of vLLM's that are known, but have one value alone
 }
 _FIELDS = {
     **_ONE_VALUE,
+    # of bodies with `options`, which are Ollama's
+    **dict.fromkeys(("seed", "stop", "temperature", "top_k", "top_p"), ("options", _IN_OPTIONS)),
+    "max_tokens": ("options", "num_predict of options is its name here"),
     # OpenAI's and its clients'
+    "system": ("messages", "a message of the role system has it"),
     "extra_body": ("temperature", _BODY),
     "function_call": ("tool_choice", "tool_choice says whether a tool is called, and which"),
     "functions": ("tools", "tools has functions"),
@@ -68,6 +73,16 @@ _FIELDS = {
     "reasoning_budget": ("reasoning_effort", "/v1/messages has budget_tokens"),
 }
 
+# names of one thing in several APIs; the first that a body has is told
+_SAME = (
+    ("max_tokens", "max_output_tokens", "max_completion_tokens", "num_predict", "n_predict"),
+    ("stop", "stop_sequences"),
+    ("messages", "input", "prompt", "content"),
+    ("response_format", "text", "output_config", "format"),
+    ("instructions", "system"),
+)
+_ELSEWHERE = frozenset(name for names in _SAME for name in names)
+
 # the first parts of a path -> the hint
 _PATHS = {
     # Ollama's routes that change which models there are
@@ -97,7 +112,21 @@ def of_unknown(path: str, known: Container[str]) -> str:
     """What stands for an unknown field, by its path in the body, behind an error that refuses it;
     "" for nothing. known: the fields of its object.
     """
-    return _hint(path, _FIELDS, known)
+    return _hint(path, _FIELDS, known) or _renamed(path, known)
+
+
+def of_another_api(path: str) -> bool:
+    """Whether an unknown field, by its path, is no typing error: other APIs have it."""
+    return path.rpartition(".")[2] in _ELSEWHERE
+
+
+def _renamed(path: str, known: Container[str]) -> str:
+    name = path.rpartition(".")[2]
+    for names in _SAME:
+        here = next((each for each in names if each in known), None)
+        if name in names and here is not None:
+            return f"; {here} is its name here"
+    return ""
 
 
 def of_value(path: str | None, known: Container[str]) -> str:

@@ -660,6 +660,9 @@ def test_a_field_with_a_typing_error_is_told_what_was_meant(server):
         (PATH, {"bad_words": ["a"]}, "bad_words: found 1 items, wanted none; banned_tokens takes"),
         (PATH, {"modalities": ["text", "audio"]}, "modalities: found 2 items, wanted 1"),
         (PATH, {"best_of": 2}, "; /v1/completions has it"),
+        (PATH, {"max_output_tokens": 2}, "; max_tokens is its name here"),
+        (PATH, {"system": "x"}, "; a message of the role system has it"),
+        (PATH, {"prompt": "x"}, "; messages is its name here"),
         ("/v1/completions", {"best_of": "2"}, "best_of: found '2', wanted an integer in [1, 128]"),
         ("/completion", {"n_predict": "5"}, "n_predict: found '5', wanted an integer in [-1, "),
     ],
@@ -668,6 +671,35 @@ def test_a_field_of_other_servers_is_told_what_does_it_here(server, path, more, 
     given = {"messages": HI} if path == PATH else {"prompt": "a"}
     said = server.refused(path, {**given, **more})["message"]
     assert hint in said and said.count("; ") == hint.count("; ")
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "said"),
+    [
+        ("/v1/responses", {"max_tokens": 5}, "max_tokens: is not a known field; max_output_tokens"),
+        ("/v1/responses", {"response_format": {}}, "; text is its name here"),
+        ("/v1/messages", {"stop": ["x"]}, "stop: is not a known field; stop_sequences is its name"),
+        ("/v1/messages", {"instructions": "x"}, "; system is its name here"),
+        ("/api/chat", {"temperature": 0}, "temperature: is not a known field; options has it"),
+        ("/api/chat", {"max_tokens": 3}, "; num_predict of options is its name here"),
+        ("/api/chat", {"options": {"max_tokens": 3}}, "; num_predict is its name here"),
+        ("/api/generate", {"messages": HI}, "; prompt is its name here"),
+    ],
+)
+def test_a_field_of_another_api_is_told_its_name_here(server, path, more, said):
+    given = {
+        "/v1/responses": {"input": "a"},
+        "/v1/messages": {"messages": HI, "max_tokens": 3},
+        "/api/chat": {"model": "oxillama-embedded", "messages": HI},
+        "/api/generate": {"model": "oxillama-embedded", "prompt": "a"},
+    }
+    assert said in server.post(path, {**given[path], **more}).text
+
+
+def test_a_field_that_another_api_has_is_taken_for_no_typing_error(server):
+    body = {"messages": HI, "max_tokens": 3}
+    error = server.refused("/v1/messages/count_tokens", body)
+    assert error["message"] == "max_tokens: is not a known field"  # not: min_tokens
 
 
 @pytest.mark.parametrize(
