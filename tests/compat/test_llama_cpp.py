@@ -492,26 +492,29 @@ def test_handlers_that_have_a_form_of_their_own_are_named(monkeypatch):
                 make(clip_model_path="mmproj.gguf")
 
 
-def test_an_encoder_of_the_hub_by_its_name(monkeypatch):
+def test_an_encoder_of_the_hub_by_its_name(monkeypatch, tmp_path):
     import huggingface_hub
+
+    names = ("m-Q4_K_M.gguf", "mmproj-m-F16.gguf", "mmproj-m-Q8_0.gguf")
+    for name in names:
+        (tmp_path / name).touch()
 
     class Api:
         def model_info(self, repo):
-            names = ("m-Q4_K_M.gguf", "mmproj-m-F16.gguf", "mmproj-m-Q8_0.gguf")
             return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, name: f"/hub/{name}")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, name: str(tmp_path / name))
     make = llama_cpp.MTMDChatHandler.from_pretrained
-    assert make("owner/name").clip_model_path == "/hub/mmproj-m-F16.gguf"
-    assert make("owner/name", "*Q8_0*").clip_model_path == "/hub/mmproj-m-Q8_0.gguf"
-    assert make("owner/name", "*mmproj*").clip_model_path == "/hub/mmproj-m-F16.gguf"
+    assert make("owner/name").clip_model_path == str(tmp_path / "mmproj-m-F16.gguf")
+    assert make("owner/name", "*Q8_0*").clip_model_path == str(tmp_path / "mmproj-m-Q8_0.gguf")
+    assert make("owner/name", "*mmproj*").clip_model_path == str(tmp_path / "mmproj-m-F16.gguf")
     with pytest.raises(oxillama.GgufNotFound, match=r"no file for 'mmproj-F32.gguf', it has"):
         make("owner/name", "mmproj-F32.gguf")
     with pytest.raises(ConfigError, match="^local_dir: found 'models', which is not done here"):
         make("owner/name", "*mmproj*", local_dir="models")
     assert make("owner/name", verbose=False) == llama_cpp.MTMDChatHandler(
-        "/hub/mmproj-m-F16.gguf", verbose=False
+        str(tmp_path / "mmproj-m-F16.gguf"), verbose=False
     )
 
 
