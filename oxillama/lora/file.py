@@ -24,6 +24,7 @@ from oxillama.errors import GgufError, LoraError
 from oxillama.gguf import GgufReader, file_kind
 
 EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
 # the files of a PEFT folder
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"

@@ -22,23 +22,28 @@ from oxillama.convert.family import FAMILIES, Change, Family, Hyper, Rule
 from oxillama.convert.folder import read_whole
 from oxillama.convert.safetensors import StoredTensor, check_unchanged, read_safetensors
 from oxillama.convert.shapes import transposed
-from oxillama.errors import ConvertError, GrammarError, LoraError
+from oxillama.convert.tensor_plan import FLOATS
+from oxillama.errors import ConvertError, GrammarError, LoraError, QuantError
 from oxillama.gguf import GgufReader
 from oxillama.grammar.python_regex import python_pattern
 from oxillama.lora.file import (
     CONFIG,
     EMBEDDING,
+    HEAD,
     PICKLED,
     WEIGHTS,
     LoraFile,
     checked_pairs,
     fits_float32,
 )
+from oxillama.quant import dequantize, quantize
 
 _PREFIX = "base_model.model."
 _NAME = re.compile(
     r"(?P<module>.+)\.(?P<half>lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:\.weight)?\Z"
 )
+# the base's own weight beside an adapter of it, as save_embedding_layers leaves it there
+_BASE = re.compile(rf"{re.escape(_PREFIX)}(?P<module>.+)\.base_layer\.weight\Z")
 # values that change nothing; any other value of these is refused
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
@@ -97,6 +102,9 @@ _READ = frozenset(
 _COMPUTED = (
     "a GGUF file stores values computed from this weight, to which low-rank factors cannot be added"
 )
+# how much further than the best blocks those of another program may be from the weights they are of
+_WORST_BLOCKS = 2.0
+_WANTED_UNSAVED = "wanted it left out (save_pretrained with save_embedding_layers=False)"
 _WANTED_MODULES = "wanted a list of names or a pattern"
 
 
@@ -117,8 +125,12 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
         stored = read_safetensors(folder / WEIGHTS)
     except ConvertError as error:
         raise LoraError(str(error)) from error
-    modules = _modules(stored, label)
+    bases = {match["module"]: name for name in stored if (match := _BASE.match(name))}
+    factors = {name: each for name, each in stored.items() if name not in bases.values()}
+    modules = _modules(factors, label)
     rules = _rules_of(modules, arch, config, label)
+    for module, name in bases.items():
+        _check_base(stored[name], rules.get(module), base, f"{label}: {name}")
     tensors: dict[str, np.ndarray] = {}
     scaled: dict[str, float] = {}
     experts: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
@@ -165,7 +177,7 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
         tensors[name + ".lora_b"] = np.stack([each[e][1] for e in sorted(each)])
     pairs = checked_pairs(tensors, label)
     # in PEFT an adapter of the embedding is not one of a head that is tied to it
-    lookups_only = EMBEDDING in pairs and "output.weight" not in base.tensors
+    lookups_only = EMBEDDING in pairs and HEAD not in base.tensors
     made = LoraFile(label, arch, 0.0, pairs, scaled, lookups_only)
     try:
         check_unchanged(stored.values())
@@ -260,6 +272,41 @@ def _modules(
         a, b = sorted(found)
         made[module] = (found[a], found[b], "embedding" in a)
     return made
+
+
+def _check_base(stored: StoredTensor, rule: Any, base: GgufReader, label: str) -> None:
+    """LoraError unless a weight that an adapter brings is the one that the model's file has. Blocks
+    are compared by their error, since programs choose them differently.
+    """
+    if rule is None:
+        raise LoraError(f"{label}: is the weight of a module without factors, wanted factors alone")
+    how, places = rule
+    (target, *others) = (one.format(**places) for one in how.targets)
+    if target == HEAD and target not in base.tensors:
+        target = EMBEDDING  # it is tied to it
+    info = base.tensors.get(target)
+    if others or how.change is not None or how.values or info is None:
+        raise LoraError(f"{label}: cannot be held against the model's file, {_WANTED_UNSAVED}")
+    kind, data = info.type_name, base.data(target)
+    if stored.dtype in ("F64", "F32", "F16", "BF16") and stored.shape == tuple(info.shape):
+        if kind in FLOATS:
+            if stored.as_type(kind).tobytes() == data.tobytes():
+                return
+        else:
+            with contextlib.suppress(QuantError):  # numbers that the type does not hold
+                wanted = stored.floats()
+                blocks = data.reshape(len(wanted), -1)
+                least = _distance(dequantize(quantize(wanted, kind), kind), wanted)
+                if _distance(dequantize(blocks, kind), wanted) <= _WORST_BLOCKS * least:
+                    return
+    raise LoraError(
+        f"{label}: found {stored.dtype} {stored.shape} that is not {target} of the model's file "
+        f"({kind} {tuple(info.shape)}), {_WANTED_UNSAVED}"
+    )
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(a - b), dtype=np.float64)))
 
 
 def _families_of(arch: str, config: Mapping[str, Any]) -> list[Family]:

@@ -302,6 +302,33 @@ def test_an_adapter_of_another_embedding_is_refused(cases, tmp_path):
         engine.load_lora(peft)
 
 
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+def test_the_bases_own_weights_beside_factors_are_the_files(kind, cases, tmp_path):
+    """PEFT saves them with an adapter of the embedding or the head (save_embedding_layers)."""
+    source = cases / "hf" / "llama"
+    every = made_of(source, tmp_path / "changed")
+    modules = {"model.embed_tokens": 2, "lm_head": 2}
+    own = {name: v for name, v in every.items() if name.startswith(tuple(modules))}
+    assert len(own) == 4
+    model = ModelFolder(source)
+    bases = {f"{m}.base_layer.weight": model.tensors[f"{m}.weight"].floats() for m in modules}
+    with oxillama.load(cases / "arch" / "llama" / f"{kind}.gguf", num_threads=1) as engine:
+        want = engine.logits(IDS, lora=write_peft(tmp_path / "alone", own))
+        got = engine.logits(IDS, lora=write_peft(tmp_path / "with", own | bases))
+        assert got.tobytes() == want.tobytes()
+        for name, values in bases.items():
+            other = values[::-1].copy() if kind == "q8_0" else np.nextafter(values, 9, dtype="f4")
+            if kind == "f16":
+                other = values * np.float32(1.01)
+            for wrong in (other, values[:-1]):
+                peft = write_peft(tmp_path / "other", own | bases | {name: wrong})
+                with pytest.raises(LoraError, match=f"{name}: found F32 .* that is not .* of the"):
+                    engine.load_lora(peft)
+        lone = write_peft(tmp_path / "lone", {**own, "model.norm.base_layer.weight": values[0]})
+        with pytest.raises(LoraError, match="norm.*: is the weight of a module without factors"):
+            engine.load_lora(lone)
+
+
 def test_two_modules_of_one_tensor_are_refused(cases, tmp_path):
     factors = made_of(cases / "hf" / "llama", tmp_path / "changed")
     q = {name: v for name, v in factors.items() if "layers.0.self_attn.q_proj" in name}
