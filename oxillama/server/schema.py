@@ -65,7 +65,7 @@ def check(value: Any, schema: Schema, path: str) -> None:
         if len(value) > schema.get("maxLength", len(value)):
             raise ApiError(
                 400,
-                f"{path}: found {len(value)} characters, wanted at most {schema['maxLength']}",
+                f"{path}: found {_count(value, 'character')}, wanted at most {schema['maxLength']}",
                 param=path,
             )
         if "pattern" in schema and not _fits(value, schema["pattern"]):
@@ -76,7 +76,9 @@ def check(value: Any, schema: Schema, path: str) -> None:
         ):
             low, high = schema.get("minItems", 0), schema.get("maxItems", "any number of")
             wanted = (high or "none") if low == high else f"{low} to {high}"
-            raise ApiError(400, f"{path}: found {len(value)} items, wanted {wanted}", param=path)
+            raise ApiError(
+                400, f"{path}: found {_count(value, 'item')}, wanted {wanted}", param=path
+            )
         first, items = schema.get("prefixItems", ()), schema.get("items")
         for at, (each, one) in enumerate(zip(value, first)):
             check(each, one, f"{path}[{at}]")
@@ -85,6 +87,10 @@ def check(value: Any, schema: Schema, path: str) -> None:
                 check(each, items, f"{path}[{at}]")
     elif isinstance(value, dict):
         _check_object(value, schema, path)
+
+
+def _count(value: Any, of: str) -> str:
+    return f"{len(value)} {of}{'' if len(value) == 1 else 's'}"
 
 
 def _fits(text: str, pattern: str) -> bool:
@@ -111,7 +117,7 @@ def _check_object(value: Mapping[str, Any], schema: Schema, path: str) -> None:
     if len(value) > schema.get("maxProperties", len(value)):
         raise ApiError(
             400,
-            f"{path}: found {len(value)} members, wanted at most {schema['maxProperties']}",
+            f"{path}: found {_count(value, 'member')}, wanted at most {schema['maxProperties']}",
             param=path,
         )
     for tag in ("type", "role"):  # says which kind of object it is: what is missing follows from it

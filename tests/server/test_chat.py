@@ -657,7 +657,7 @@ def test_a_field_with_a_typing_error_is_told_what_was_meant(server):
         (PATH, {"functions": []}, "functions: is not a known field; tools has functions"),
         (PATH, {"return_tokens_as_token_ids": True}, "; return_token_ids gives token ids"),
         (PATH, {"structured_outputs": {"whitespace_pattern": " "}}, "; white space between"),
-        (PATH, {"bad_words": ["a"]}, "bad_words: found 1 items, wanted none; banned_tokens takes"),
+        (PATH, {"bad_words": ["a"]}, "bad_words: found 1 item, wanted none; banned_tokens takes"),
         (PATH, {"modalities": ["text", "audio"]}, "modalities: found 2 items, wanted 1"),
         (PATH, {"best_of": 2}, "; /v1/completions has it"),
         (PATH, {"max_output_tokens": 2}, "; max_tokens is its name here"),

@@ -128,7 +128,7 @@ def test_biases_as_llama_server_lists_them():
         ([False, 3], "logit_bias[0][0]: found false, wanted an integer in [0, 2147483647]"),
         ([3, -101], "logit_bias[0][1]: found -101, wanted a number in [-100, 100]"),
         ([3, True], "logit_bias[0][1]: found true, wanted false"),
-        ([3], "logit_bias[0]: found 1 items, wanted 2"),
+        ([3], "logit_bias[0]: found 1 item, wanted 2"),
     ],
 )
 def test_a_pair_of_a_list_of_biases_is_a_token_and_its_bias(pair, said):
