@@ -371,7 +371,7 @@ def test_a_mask_holds_the_tokens_that_are_taken_and_what_is_generated_has_no_mal
             break
     assume(state.is_complete())
     _, calls, ruins = detect_calls(
-        text.decode("utf-8", "replace"), format, names=["weather", "now"]
+        text.decode("utf-8", "replace"), format, names=list(SCHEMAS), parameters=SCHEMAS
     )
     assert not ruins
     for call in calls:
